@@ -6,7 +6,6 @@ What is in the folder that `start` writes? The source files of the steps, at the
 and which hints have been printed. If that file is lost, checks and hints start over.
 """
 
-import ast
 import contextlib
 import hashlib
 import json
@@ -14,7 +13,7 @@ from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
 
-from labml_bert.course.source import read_reference, remove_bodies, restore_others
+from labml_bert.course.source import read_reference, remove_bodies, restore_others, unparse
 from labml_bert.course.step import Step
 from labml_bert.course.track import STEPS
 from labml_bert.files import (
@@ -151,7 +150,7 @@ def fingerprint(step: Step, text: str) -> str:
 
     Raises `ValueError` if the file lacks a function, and `SyntaxError` if the text isn't Python.
     """
-    code = ast.unparse(restore_others(text, step, STEPS))
+    code = unparse(restore_others(text, step, STEPS))
     return hashlib.sha256(code.encode("utf-8", "surrogatepass")).hexdigest()
 
 

@@ -32,6 +32,14 @@ def parse(text: str) -> ast.Module:
         raise SyntaxError("too deeply nested for Python's parser") from None
 
 
+def unparse(node: ast.AST) -> str:
+    """Code for a node of a tree. Raises `SyntaxError` if an expression or a number is too long for that."""
+    try:
+        return ast.unparse(node)
+    except (RecursionError, ValueError):
+        raise SyntaxError("an expression is too long, or a number has too many digits") from None
+
+
 def location(error: SyntaxError) -> str:
     """Where the code isn't valid, in parentheses, or nothing if the parser doesn't say."""
     return f" (line {error.lineno})" if error.lineno else ""
@@ -99,7 +107,7 @@ def is_empty(text: str, function: str) -> bool:
     Raises `ValueError` if there is no such function, and `SyntaxError` if the text isn't Python.
     """
     last = find_function(parse(text), function)[1].body[-1]
-    return isinstance(last, ast.Raise) and "write this: " in ast.unparse(last)
+    return isinstance(last, ast.Raise) and "write this: " in unparse(last)
 
 
 def function_lines(text: str, function: str) -> list[str]:
@@ -128,12 +136,14 @@ def replace_function(text: str, function: str, code: str) -> str:
     Replaces a function, with its signature and docstring, by `code`, which may be indented or not.
 
     Raises `ValueError` if the text has no such function or `code` isn't this function alone, and
-    `SyntaxError` if one of them isn't Python.
+    `SyntaxError` if one of them isn't Python or `code` is too long for `unparse`.
     """
     code = textwrap.dedent(code).strip("\n")
     name = function.rpartition(".")[2]
+    tree = parse(code)
+    unparse(tree)
     # A class or an `async def` of this name wouldn't be found again.
-    if [node.name if isinstance(node, ast.FunctionDef) else "" for node in parse(code).body] != [name]:
+    if [node.name if isinstance(node, ast.FunctionDef) else "" for node in tree.body] != [name]:
         raise ValueError(f"the cell must have the function {name}, and nothing else")
     node = find_function(parse(text), function)[1]
     first, last = whole_lines(node)

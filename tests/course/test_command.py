@@ -215,6 +215,19 @@ def test_code_that_the_parser_gives_up_on(
     assert end.value.code == 2 and "mlm.py isn't valid Python" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("line", ["x = " + "+".join("y" * 400), "x = 0x" + "f" * 6000])
+@pytest.mark.parametrize("command", ["check", "hint", "show"])
+def test_code_that_is_too_long_to_write_down_again(
+    course: Path, capsys: pytest.CaptureFixture[str], line: str, command: str
+) -> None:
+    (course / "mlm.py").write_text(f"{read_reference('mlm.py')}\n{line}\n", "utf-8")
+    with pytest.raises(SystemExit) as end:
+        main([command])
+    answer = capsys.readouterr().out
+    assert end.value.code == 1 and len(answer) < 1000
+    assert "an expression is too long, or a number has too many digits." in answer
+
+
 @pytest.mark.processes
 def test_hint_shows_a_syntax_error_as_check_does(course: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Without a syntax tree, all steps of a file look undone, and a hint for the first one would be wrong."""

@@ -73,6 +73,8 @@ def test_a_full_disk_is_one_line_and_changes_nothing(
         ("1", "async def masked_lm_loss(): ...", "the cell must have the function masked_lm_loss, and"),
         ("1", "class masked_lm_loss: ...", "the cell must have the function masked_lm_loss, and"),
         ("1", "def masked_lm_loss(): ...\nx = 1", "the cell must have the function masked_lm_loss, and"),
+        ("1", "def masked_lm_loss(x): return " + "+".join("x" * 400), "valid Python: an expression is too"),
+        ("1", "def masked_lm_loss(): return 0x" + "f" * 6000, "valid Python: an expression is too long, or"),
     ],
 )
 def test_a_bad_cell_is_one_line_and_changes_nothing(
