@@ -18,10 +18,14 @@ FOLDER = Path("my_bert")
 
 
 def load_ipython_extension(shell: Any) -> None:
-    """Adds `%%step` to a notebook, and writes the exercises to the folder `my_bert` if it doesn't exist."""
-    if not FOLDER.exists():
-        write_exercises(FOLDER)
+    """Adds `%%step` to a notebook, and writes the exercises to `my_bert`, unless your files are there."""
     shell.register_magic_function(check_cell, "cell", "step")
+    try:
+        write_exercises(FOLDER)
+    except ValueError:
+        pass  # The folder has the learner's files.
+    except OSError as error:
+        print(f"error: {error}")
 
 
 def check_cell(line: str, cell: str) -> None:

@@ -32,6 +32,24 @@ def test_loading_again_keeps_the_files(folder: Path) -> None:
     assert (folder / "mlm.py").read_text() == "# mine\n"
 
 
+def test_loading_again_completes_the_files(folder: Path) -> None:
+    (folder / "mlm.py").unlink()
+    load_ipython_extension(Shell())
+    assert (folder / "mlm.py").is_file()
+
+
+def test_a_folder_that_cannot_be_made_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("my_bert").symlink_to("nowhere")
+    shell = Shell()
+    load_ipython_extension(shell)
+    assert shell.registered == (check_cell, "cell", "step")
+    output = capsys.readouterr().out
+    assert output.startswith("error: ") and "my_bert" in output and output.count("\n") == 1
+
+
 @pytest.mark.processes
 @pytest.mark.parametrize(
     "number", [1, *(pytest.param(number, marks=pytest.mark.long) for number in (4, len(STEPS)))]
