@@ -72,6 +72,8 @@ def check_folder(folder: Path, only: Step | None = None, limit: float = LIMIT) -
     for step, verdict in zip(unchecked, verdicts, strict=False):
         if verdict.passed:
             progress.passed[step.name] = folders.fingerprint(step, texts[step.file])
+    # The learner may have asked for a hint during the check.
+    progress.hints |= folders.read_progress(folder).hints
     is_saved = folders.write_progress(folder, progress) if verdicts else True
     if problem and all(verdict.passed for verdict in verdicts):
         verdicts.append(problem)

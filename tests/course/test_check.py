@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from labml_bert.course import check
 from labml_bert.course import folder as folders
 from labml_bert.course.check import LIMIT, Report, check_folder, next_step, wait_for
 from labml_bert.course.folder import Progress, read_progress, write_exercises, write_progress
@@ -352,6 +353,18 @@ def test_only_one_step_is_checked_on_request(course: Path) -> None:
     write(course, "pass")
     report = check_folder(course, only=STEPS[3])
     assert [v.step for v in report.verdicts] == [STEPS[3].name]
+
+
+def test_a_hint_during_a_check_is_counted(course: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(*_: object) -> tuple[list[Verdict], str]:
+        write_progress(course, Progress({}, {FIRST.name: 2}))
+        return [Verdict(FIRST.name, True)], ""
+
+    write(course, SOLUTION)
+    monkeypatch.setattr(check, "run_in_process", run)
+    check_folder(course)
+    progress = read_progress(course)
+    assert progress.hints == {FIRST.name: 2} and [*progress.passed] == [FIRST.name]
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"passed": 3, "hints": {}}', "\x00", "[" * 100_000])
