@@ -147,10 +147,16 @@ def watch_command(options: argparse.Namespace) -> None:
     while True:
         times = {file: (folder / file).stat().st_mtime for file in FILES if (folder / file).is_file()}
         if times != before:
-            before = times
             if console.is_terminal:
                 console.clear()
-            check_command(options)
+            try:
+                check_command(options)
+            except (ValueError, OSError) as error:
+                if before is None:
+                    raise
+                # For example, an editor is about to replace the file.
+                print_error(error)
+            before = times
             say("Waiting for you to save a file; Ctrl-C ends.", style="dim")
         time.sleep(0.3)
 

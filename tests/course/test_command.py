@@ -322,6 +322,11 @@ def test_watch_checks_again_when_a_file_changes(course: Path) -> None:
         read_until("Waiting for you to save a file")
         (course / "mlm.py").write_text("def (", "utf-8")
         read_until("mlm.py isn't valid Python")
+        read_until("Waiting for you to save a file")
+        (course / "mlm.py").unlink()
+        read_until("Waiting for you to save a file")
+        (course / "mlm.py").write_text("def (", "utf-8")
+        read_until("mlm.py isn't valid Python")
         process.terminate()
 
 
