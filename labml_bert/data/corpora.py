@@ -17,7 +17,6 @@ import builtins
 import collections
 import contextlib
 import hashlib
-import importlib
 import importlib.util
 import inspect
 import os
@@ -94,8 +93,8 @@ def load_corpus(name: str) -> Corpus:
     only the first is kept. To load your own file called `python-docs`, write `./python-docs`.
 
     Raises `ValueError` if there is no such corpus or path, if it has no text or only token ids, if a file
-    can't be read or isn't UTF-8, or if a download fails or has the wrong sha256. Raises `OSError` if a folder
-    can't be read.
+    can't be read or isn't UTF-8, if two names decode alike, or if a download fails or has the wrong sha256.
+    Raises `OSError` if a folder can't be read.
     """
     if name == "python-docs":
         return split_documents(name, dict(python_documents()))
@@ -118,12 +117,13 @@ def load_corpus(name: str) -> Corpus:
             raise ValueError(f"the folder {name} has no files; put UTF-8 text files into it")
         # If the system can't provide this much memory, fail here, before reading any file.
         bytearray(sum(file.stat().st_size for file in files))
-        texts = ((decode_file_name(f.relative_to(path)), without_nul(read_utf8(f), f)) for f in files)
         # Keep each text only once. Otherwise, a copy of a held-out document could be in the training text.
         names: dict[str, str] = {}
-        for document, text in texts:
-            names.setdefault(text, document)
+        for file in files:
+            names.setdefault(without_nul(read_utf8(file), file), decode_file_name(file.relative_to(path)))
         documents = {document: text for text, document in names.items()}
+        if len(documents) < len(names):
+            raise ValueError(f"two file names in {name} are alike in UTF-8; rename one that is not UTF-8")
         if not any(text.strip() for text in documents.values()):
             raise ValueError(f"all files in {name} are empty; put text into them")
         return split_documents(decode_file_name(path.name), documents)

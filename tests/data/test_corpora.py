@@ -135,6 +135,14 @@ def test_files_and_folders(tmp_path: Path) -> None:
     assert corpus.sha256 != load_corpus(str(tmp_path)).sha256
 
 
+def test_names_that_decode_alike_are_refused(tmp_path: Path) -> None:
+    """Otherwise, one of the texts would be left out."""
+    for number, name in enumerate([b"\xff", b"\\xff", b"other"]):
+        Path(os.fsdecode(os.fsencode(tmp_path) + b"/" + name)).write_text(f"text {number}")
+    with pytest.raises(ValueError, match="are alike in UTF-8; rename one"):
+        load_corpus(str(tmp_path))
+
+
 def test_a_link_to_a_folder_is_skipped_with_a_note(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
