@@ -217,10 +217,16 @@ def read_rows(dataset: Any, position: tuple[int, int] = (0, 0), column: str = "t
 
     Yields the text of each row from `position` on, followed by an empty line. `dataset` is a
     `datasets.IterableDataset`, which `load_dataset(…, split=…, streaming=True)` returns.
+
+    Raises `ValueError` if a row has no text in this column.
     """
     number = position[1]
     for row in dataset.skip(number):
         number += 1
+        if not isinstance(row.get(column), str):
+            raise ValueError(
+                f"row {number} has no text in the column {column!r}; name another, or drop the row"
+            )
         yield Chunk(row[column] + "\n\n", (0, number))
 
 

@@ -161,9 +161,13 @@ def write_token_files(
     identify the text. `settings["held_out"]` is the fraction to hold out. Calls `on_block` after each block.
 
     Raises `ValueError` if `folder` has damaged files or the tokens of a different text or tokenizer, if it
-    has foreign files but no `blocks.jsonl`, or if the text can't be read. Raises `OSError` if the disk is
-    full or another process is using `folder`.
+    has foreign files but no `blocks.jsonl`, if the text can't be read, or if `held_out` is missing. Raises
+    `OSError` if the disk is full or another process is using `folder`.
     """
+    if "held_out" not in settings:
+        raise ValueError("settings has no held_out; set it to the fraction of the text to hold out")
+    # Compare the settings as they are read from the file, where a tuple is a list.
+    settings = json.loads(json.dumps(settings))
     make_folder(folder)
     with lock(folder):
         remove_partial_files(folder)

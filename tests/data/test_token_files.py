@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 import torch
-from datasets import load_dataset
+from datasets import Dataset, load_dataset
 from tokenizers import Tokenizer
 
 from labml_bert import prepare
@@ -227,6 +227,28 @@ def test_rows_of_a_streamed_data_set(tmp_path: Path) -> None:
     rows = [*read_rows(dataset)]
     assert [chunk.text for chunk in rows] == [f"row {i}\n\n" for i in range(10)]
     assert [*read_rows(dataset, rows[6].next)] == rows[7:]
+
+
+@pytest.mark.parametrize("row", [{"other": "a"}, {"text": None}, {"text": 1}])
+def test_a_row_without_text_is_a_line(row: dict[str, Any]) -> None:
+    dataset = Dataset.from_list([row]).to_iterable_dataset()
+    with pytest.raises(ValueError, match="row 1 has no text in the column 'text'; name another"):
+        list(read_rows(dataset))
+
+
+def test_settings_are_compared_as_json(tmp_path: Path) -> None:
+    tokenizer = wordpiece_tokenizer(["a cat sat. on a mat."], 60)
+
+    def write(settings: dict[str, Any]) -> None:
+        write_token_files(tmp_path / "out", tokenizer, lambda start: iter([Chunk("a cat", (0, 1))]), settings)
+
+    with pytest.raises(ValueError, match="settings has no held_out; set it"):
+        write({"name": "x"})
+    assert not (tmp_path / "out").exists()
+    for _ in range(2):
+        write({"held_out": 0.1, "range": (1, 2)})
+    with pytest.raises(ValueError, match="of another text"):
+        write({"held_out": 0.1, "range": (1, 3)})
 
 
 def test_the_sample_is_spread_over_all_files(tmp_path: Path) -> None:
