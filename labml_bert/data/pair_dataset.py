@@ -133,9 +133,9 @@ def build_locked(
     tokenizer_json = tokenizer.to_str()
     code = hashlib.sha256("".join(map(inspect.getsource, MODULES)).encode()).hexdigest()
     settings = json.dumps({"code": code, "tokenizer": tokenizer_json, **asdict(arguments)})
-    known = known_hashes(folder)
+    hashes = manifest_hashes(folder)
     shards = (
-        Shard(folder / f"part-{i:05}.parquet", digest, i, texts, known.get(digest))
+        Shard(folder / f"part-{i:05}.parquet", digest, i, texts, hashes.get(digest))
         for i, texts in enumerate(group_documents(documents))
         for digest in [shard_fingerprint(settings, i, texts)]
     )
@@ -197,7 +197,7 @@ def check_folder(folder: Path) -> None:
         )
 
 
-def known_hashes(folder: Path) -> dict[str, str]:
+def manifest_hashes(folder: Path) -> dict[str, str]:
     """Returns the sha256 of each file that the manifest of an earlier build lists, by its fingerprint."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         parts = parse_json(read_checked(folder / MANIFEST))["parts"]

@@ -600,9 +600,9 @@ def test_a_rebuild_with_fewer_documents_leaves_no_old_files(
     assert len(open_dataset(tmp_path)) == few["rows"]
 
 
-@pytest.mark.parametrize("changed", [mlm, nsp, pair_collator, pair_shards, sentences])
+@pytest.mark.parametrize("source", [mlm, nsp, pair_collator, pair_shards, sentences])
 def test_after_a_change_of_the_code_the_pairs_are_made_again(
-    changed: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    source: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     build_small_dataset(tmp_path)
     (part,) = tmp_path.glob("part-*.parquet")
@@ -610,8 +610,8 @@ def test_after_a_change_of_the_code_the_pairs_are_made_again(
     build_small_dataset(tmp_path)
     assert part.stat().st_ino == before, "the code is the same"
     copy = tmp_path / "changed.py"
-    copy.write_bytes(Path(str(changed.__file__)).read_bytes() + b"# changed\n")
-    monkeypatch.setattr(changed, "__file__", str(copy))
+    copy.write_bytes(Path(str(source.__file__)).read_bytes() + b"# changed\n")
+    monkeypatch.setattr(source, "__file__", str(copy))
     build_small_dataset(tmp_path)
     assert part.stat().st_ino != before
 
