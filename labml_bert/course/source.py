@@ -8,7 +8,9 @@ checked before the others are written.
 """
 
 import ast
+import io
 import textwrap
+import tokenize
 from collections.abc import Collection
 from functools import cache
 from pathlib import Path
@@ -131,9 +133,17 @@ def whole_function(text: str, function: str) -> str:
     return textwrap.dedent("\n".join(text.split("\n")[first:last])) + "\n"
 
 
+def lines_in_strings(code: str, node: ast.FunctionDef) -> set[int]:
+    """The lines of `code` that begin inside a string, counted from 0, except for the docstring of `node`."""
+    tokens = tokenize.generate_tokens(io.StringIO(code).readline)
+    lines = {i for token in tokens for i in range(token.start[0], token.end[0])}
+    return lines - {*range(node.lineno, body_lines(node)[0])}
+
+
 def replace_function(text: str, function: str, code: str) -> str:
     """
-    Replaces a function, with its signature and docstring, by `code`, which may be indented or not.
+    Replaces a function, with its signature and docstring, by the one in `code`, which may be indented or not.
+    Leaves out comments above and below that function: they would be there twice after the second time.
 
     Raises `ValueError` if the text has no such function or `code` isn't this function alone, and
     `SyntaxError` if one of them isn't Python or `code` is too long for `unparse`.
@@ -145,10 +155,12 @@ def replace_function(text: str, function: str, code: str) -> str:
     # A class or an `async def` of this name wouldn't be found again.
     if [node.name if isinstance(node, ast.FunctionDef) else "" for node in tree.body] != [name]:
         raise ValueError(f"the cell must have the function {name}, and nothing else")
-    node = find_function(parse(text), function)[1]
+    node, new_node = find_function(parse(text), function)[1], find_function(tree, name)[1]
     first, last = whole_lines(node)
-    lines = text.split("\n")
-    new_lines = textwrap.indent(code, " " * node.col_offset).split("\n")
+    lines, new_lines = text.split("\n"), code.split("\n")
+    for i in {*range(len(new_lines))} - lines_in_strings(code, new_node):
+        new_lines[i] = textwrap.indent(new_lines[i], " " * node.col_offset)
+    new_lines = new_lines[slice(*whole_lines(new_node))]
     return "\n".join([*lines[:first], *new_lines, *lines[last:]])
 
 

@@ -109,3 +109,23 @@ def test_a_bad_cell_is_one_line_and_changes_nothing(
 def test_a_function_replaced_by_itself_changes_nothing(step) -> None:
     text = read_reference(step.file)
     assert replace_function(text, step.function, whole_function(text, step.function)) == text
+
+
+def test_comments_around_a_function_are_left_out() -> None:
+    """Otherwise, each run of the cell would add them again."""
+    cell = "# above\n@cache\ndef f(x):\n    # inside\n    return 1  # behind\n    # below\n\n# at the end\n"
+    text = "import math\n\n\ndef f(x):\n    pass\n\n\ny = 1\n"
+    once = replace_function(text, "f", cell)
+    assert once == ("import math\n\n\n@cache\ndef f(x):\n    # inside\n    return 1  # behind\n\n\ny = 1\n")
+    assert replace_function(once, "f", cell) == once
+
+
+def test_a_string_of_several_lines_keeps_its_value() -> None:
+    text = 'class A:\n    def f(self):\n        """One.\n\n        Two."""\n\ny = 1\n'
+    cell = 'def f(self):\n    """One.\n\n    Two."""\n    x = (\n        1)\n    return """\na\n  b{x}\n"""\n'
+    whole = replace_function(text, "A.f", cell)
+    assert whole == (
+        'class A:\n    def f(self):\n        """One.\n\n        Two."""\n        x = (\n            1)\n'
+        '        return """\na\n  b{x}\n"""\n\ny = 1\n'
+    )
+    assert replace_function(whole, "A.f", cell) == whole
