@@ -145,6 +145,21 @@ def test_only_an_exception_of_the_code_is_called_one(name: str, body: str, messa
 
 
 @pytest.mark.parametrize(
+    ("name", "old", "new"),
+    [
+        ("bert.py:BertSelfAttention.forward", "self.dropout.p if self.training else 0.0", "0.0"),
+        ("modern.py:ModernBertAttention.forward", "self.attention_dropout if self.training else 0.0", "0.0"),
+        ("bert.py:BertModel.forward", "(x, None, attentions)", "(x, attentions, None)"),
+    ],
+)
+def test_a_change_of_the_original_that_matters_is_noticed(name: str, old: str, new: str) -> None:
+    (step,) = [step for step in STEPS if step.name == name]
+    text = read_reference(step.file)
+    assert text.count(old) == 1 and run_probe(step, restore_others(text, step, STEPS)).passed
+    assert not run_probe(step, restore_others(text.replace(old, new), step, STEPS)).passed
+
+
+@pytest.mark.parametrize(
     ("expected", "actual", "lines"),
     [
         (1.5, torch.tensor(1.5), ["1.5 (float)", "1.5 (Tensor)"]),

@@ -62,6 +62,9 @@ def probe_attention(m: Any) -> Iterator[tuple[str, Any]]:
     yield "the gradients", gradients(context, {"hidden_states": x, **dict(module.named_parameters())})
     module.dropout = FixedDropout()
     yield "the context vectors with dropout", module(x, x, mask, True)[0]
+    module.dropout = nn.Dropout(0.5)
+    is_same = torch.equal(module.train()(x, x, mask)[0], module(x, x, mask)[0])
+    yield "whether two calls in training mode have the same result without output_attentions", is_same
 
 
 def probe_output(m: Any) -> Iterator[tuple[str, Any]]:
@@ -120,7 +123,8 @@ def probe_model(m: Any) -> Iterator[tuple[str, Any]]:
     yield "the pooled vector with output positions", module(ids, mask, output_positions=positions)[1]
     yield "the vectors at the output positions", module(ids, mask, output_positions=positions)[0]
     alone = set_weights(m.BertModel(config(m), add_pooling_layer=False))
-    yield "the result without a pooler", alone(ids, mask, output_positions=positions)
+    options = {"output_positions": positions, "output_attentions": True}
+    yield "the result without a pooler", alone(ids, mask, **options)
     yield "the answer to an additive mask", raises(module, ids, (1.0 - mask) * -1e9)
     yield "the answer to a mask of shape (B, 1, 1, T)", raises(module, ids, mask[:, None, None])
 

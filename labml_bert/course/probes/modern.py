@@ -84,6 +84,8 @@ def probe_attention(m: Any) -> Iterator[tuple[str, Any]]:
     yield "the same without padding", module(x, rotary, is_near[None, None], positions)
     module.out_drop = FixedDropout()
     yield "the result with dropout of the output", module(x, rotary, None)
+    is_same = torch.equal(module.train()(x, rotary, None), module(x, rotary, None))
+    yield "whether two calls in training mode have the same result", is_same
 
 
 def probe_mlp(m: Any) -> Iterator[tuple[str, Any]]:
