@@ -7,6 +7,8 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --co
 # The theme's makers announce its successor at every build.
 MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs
 
+# If a command fails, what it has written so far is not up to date.
+.DELETE_ON_ERROR:
 .PHONY: train classifier peers speed gpu live test test-fast test-long test-properties trials faults mutation coverage site serve test-site records readme claims lint format clean fuzz
 
 train: $(VENV)/.run
@@ -84,7 +86,7 @@ coverage: $(VENV)/.test
 	$(BIN)/coverage report --fail-under=98
 
 site: $(VENV)/.site
-	$(MKDOCS) build --strict --quiet $(ARGS)
+	$(MKDOCS) build --strict $(ARGS)
 	@echo "built: site/index.html"
 
 serve: $(VENV)/.site
@@ -145,7 +147,7 @@ $(VENV)/.peers: $(VENV)/.run
 # KaTeX comes from npm, and npm from PyPI.
 $(VENV)/.site: $(VENV)/.run docs/package-lock.json
 	$(INSTALL) --editable '.[site]'
-	cd docs && $(abspath $(BIN))/npm ci --silent --no-audit --no-fund
+	cd docs && ../$(BIN)/npm ci --silent --no-audit --no-fund
 	@touch $@
 
 $(VENV)/.site-test: $(VENV)/.site

@@ -54,7 +54,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with lock(base, on_wait=lambda: None, name=".site.lock"):
         if not marker.exists():
             subprocess.run(
-                [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(out)],
+                [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(out)],
                 cwd=ROOT,
                 check=True,
             )

@@ -170,6 +170,68 @@ def test_every_make_command_exists() -> None:
     assert {"site", "test-fast"} <= commands <= targets
 
 
+def folder_with_makefile(folder: Path, python: str) -> Path:
+    """A folder in which `make site` calls the shell script `python` and installs nothing."""
+    (folder / ".venv" / "bin").mkdir(parents=True)
+    (folder / "docs").mkdir()
+    for name in ("Makefile", "pyproject.toml", "constraints.txt", "docs/package-lock.json"):
+        shutil.copy(ROOT / name, folder / name)
+    path = folder / ".venv" / "bin" / "python"
+    path.write_text(f"#!/bin/sh\n{python}\n")
+    path.chmod(0o755)
+    for name in (".run", ".site"):
+        (folder / ".venv" / name).touch()
+    return folder
+
+
+def make_site(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    # Don't pass on the arguments of a `make test-site` that runs this test.
+    return subprocess.run(
+        ["make", "site", *arguments],
+        cwd=folder,
+        env={"PATH": os.environ["PATH"]},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("target", ["index.md", "gone.md"])
+def test_make_site_fails_for_a_broken_link(tmp_path: Path, target: str) -> None:
+    folder = folder_with_makefile(tmp_path, f'exec "{sys.executable}" "$@"')
+    (folder / "mkdocs.yml").write_text("site_name: small\ndocs_dir: pages\n")
+    (folder / "pages").mkdir()
+    (folder / "pages" / "index.md").write_text(f"# Start\n\nA [link]({target}).\n")
+    result = make_site(folder)
+    assert (result.returncode == 0) == (target == "index.md"), result.stderr
+    assert ("built: site/index.html" in result.stdout) == (target == "index.md")
+
+
+def test_make_runs_npm_in_a_folder_with_a_space(tmp_path: Path) -> None:
+    folder = folder_with_makefile(tmp_path / "a folder", ":")
+    (folder / ".venv" / ".site").unlink()
+    npm = folder / ".venv" / "bin" / "npm"
+    npm.write_text('#!/bin/sh\necho "$1" > called\n')
+    npm.chmod(0o755)
+    result = make_site(folder)
+    assert result.returncode == 0, result.stderr
+    assert (folder / "docs" / "called").read_text() == "ci\n"
+
+
+def test_make_does_not_use_an_environment_that_failed(tmp_path: Path) -> None:
+    """On a Debian without python3-venv, Python leaves an incomplete folder and ends with an error."""
+    folder = folder_with_makefile(tmp_path, ":")
+    shutil.rmtree(folder / ".venv")
+    python = tmp_path / "python"
+    python.write_text(
+        '#!/bin/sh\n[ "$1" = -m ] || exit 0\nmkdir -p .venv/bin\ntouch .venv/bin/python\nexit 1\n'
+    )
+    python.chmod(0o755)
+    for _ in range(2):
+        assert "-m venv" in make_site(folder, f"PYTHON={python}").stdout
+    assert not (folder / ".venv" / "bin" / "python").exists()
+
+
 def test_the_workflow_tests_every_version_that_the_package_names() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     tests = yaml.safe_load((ROOT / ".github" / "workflows" / "tests.yml").read_text("utf-8"))
