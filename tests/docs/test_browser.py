@@ -167,11 +167,21 @@ QUERIES = {
     "named entity recognition": "heads/#tokens-and-spans",
     "sentiment analysis": "heads/#fine-tune-on-your-own-labels",
     "sentence embeddings": "sentence-vectors/",
+    # Signs of the query language are left out.
+    "loss:": "glossary/#cross-entropy",
+    "perplexity:": "glossary/#perplexity",
+    "~GPU^": "glossary/#gpu",
+    "-padding": "glossary/#padding",
 }
 
 
 def test_the_first_result_answers_a_newcomers_query(server: str, page: "sync_api.Page") -> None:
     assert first_search_results(page, server, QUERIES) == QUERIES
+
+
+def test_a_negative_number_in_a_query_excludes_no_page(server: str, page: "sync_api.Page") -> None:
+    results = first_search_results(page, server, ["ignore_index -100", "ignore_index 100"])
+    assert len({*results.values()}) == 1
 
 
 def test_the_words_of_a_search_comment_stay_invisible(server: str, page: "sync_api.Page") -> None:
@@ -279,12 +289,14 @@ def test_tab_stops_only_at_visible_elements(server: str, page: "sync_api.Page") 
     assert all(area > 100 and visible for _, _, area, visible in stops), stops
 
 
-@pytest.mark.parametrize("address", ["labml_bert/mlm/", "masking/"])
+@pytest.mark.parametrize("address", ["labml_bert/mlm/", "masking/", "own-language/"])
 def test_the_bar_names_the_section_that_is_being_read(
     server: str, page: "sync_api.Page", address: str
 ) -> None:
     page.goto(server + address)
-    names = page.eval_on_selector_all("#content > :is(h2, h3)", "hs => hs.map(h => h.firstChild.textContent)")
+    names = page.eval_on_selector_all(
+        "#content > :is(h2, h3)", "hs => hs.map(h => h.textContent.slice(0, -1))"
+    )
     assert page.inner_text("#section") == ""
     for i in (1, len(names) // 2, -1):
         page.click("button.here")
@@ -372,6 +384,18 @@ def test_copying_a_file(server: str, page: "sync_api.Page") -> None:
     assert page.evaluate("navigator.clipboard.readText()") == (ROOT / "labml_bert/mlm.py").read_text("utf-8")
 
 
+def test_a_copy_button_gets_its_label_back(server: str, page: "sync_api.Page") -> None:
+    page.goto(server + "labml_bert/mlm/")
+    button = page.locator("button", has_text="Copy file").element_handle()
+    for _ in range(2):
+        page.evaluate("button => copy(button)", button)
+    assert button.text_content() == "Copied"
+    page.wait_for_function("button => button.textContent === 'Copy file'", arg=button)
+    page.evaluate("Object.defineProperty(navigator, 'clipboard', { value: undefined })")
+    page.evaluate("button => copy(button)", button)
+    assert button.text_content() == "Not allowed", "over plain HTTP there's no clipboard"
+
+
 class WithoutDocstrings(ast.NodeTransformer):
     def visit_Expr(self, node: ast.Expr) -> ast.Expr | None:
         return None if isinstance(node.value, ast.Constant) and isinstance(node.value.value, str) else node
@@ -410,6 +434,13 @@ def test_a_link_to_a_folded_line_unfolds_it(server: str, page: "sync_api.Page") 
     page.focus("#L5")
     page.keyboard.press("ArrowDown")
     assert page.evaluate("document.activeElement.id") == "L6"
+
+
+def test_an_address_with_a_wrong_fragment_still_highlights(server: str, page: "sync_api.Page") -> None:
+    problems: list[str] = []
+    page.on("pageerror", lambda error: problems.append(str(error)))
+    page.goto(server + "masking/?h=masking#100%")
+    assert page.evaluate("CSS.highlights.get('found').size") > 0 and not problems
 
 
 def test_a_link_scrolls_to_its_section(server: str, page: "sync_api.Page") -> None:

@@ -13,14 +13,16 @@ function codeOf(button) {
   return lines.map((line) => line.textContent).join("");
 }
 
-function copy(button) {
-  const text = codeOf(button);
-  const label = button.textContent;
-  const say = (words) => {
-    button.textContent = words;
-    setTimeout(() => (button.textContent = label), 1500);
-  };
-  navigator.clipboard.writeText(text).then(() => say("Copied"), () => say("Not allowed"));
+async function copy(button) {
+  const label = (button.dataset.text ??= button.textContent);
+  try {
+    // Over plain HTTP there is no clipboard.
+    await navigator.clipboard.writeText(codeOf(button));
+    button.textContent = "Copied";
+  } catch {
+    button.textContent = "Not allowed";
+  }
+  setTimeout(() => (button.textContent = label), 1500);
 }
 
 for (const sample of document.querySelectorAll("#content .highlight:not(.output)")) {
@@ -32,7 +34,13 @@ for (const sample of document.querySelectorAll("#content .highlight:not(.output)
 
 // Opens folded lines if the address points into them.
 function unfold() {
-  const target = location.hash && document.getElementById(decodeURIComponent(location.hash.slice(1)));
+  let id;
+  try {
+    id = decodeURIComponent(location.hash.slice(1));
+  } catch {
+    return; // The address has a "%" that encodes nothing, so it's not one of our links.
+  }
+  const target = document.getElementById(id);
   const fold = target && target.closest("details");
   if (fold && !fold.open) {
     fold.open = true;
@@ -149,6 +157,7 @@ document.getElementById("__search").addEventListener("change", (event) => {
 
 // Material ends each word of a query with a wildcard, so the "a" in "what is a token" would match every word that
 // begins with an a. The index contains no stop words, so leave them out of the query, unless nothing else is left.
+// Leave out the signs of the query language too: the minus sign in "ignore_index -100" would exclude pages with 100.
 const STOP_WORDS = new Set(
   ("a about after all am an and any are as at be between by can could difference do does don't each else for from get " +
     "happens has have how i i'm if in into is isn't it its like many mean means much my need not of on one or should " +
@@ -159,8 +168,9 @@ const QUERY = 2; // Material's number for messages with a query
 const postMessage = Worker.prototype.postMessage;
 Worker.prototype.postMessage = function (message, ...others) {
   if (message?.type === QUERY) {
-    const words = message.data.split(/\s+/).filter((word) => !STOP_WORDS.has(word.toLowerCase()));
-    message = { ...message, data: words.map((word) => `${word}^10 ${word}`).join(" ") || message.data };
+    const all = message.data.split(/[\s:~^]+|(?<!\S)-+/).filter(Boolean);
+    const words = all.filter((word) => !STOP_WORDS.has(word.toLowerCase()));
+    message = { ...message, data: words.map((word) => `${word}^10 ${word}`).join(" ") || all.join(" ") };
   }
   return postMessage.call(this, message, ...others);
 };
@@ -193,7 +203,8 @@ function follow() {
   const current = isAtEnd
     ? headings.at(-1)
     : headings.findLast((heading) => heading.getBoundingClientRect().top < 120);
-  const name = current ? current.firstChild.textContent : "";
+  const parts = [...(current?.childNodes ?? [])].filter((node) => node.className !== "headerlink");
+  const name = parts.map((node) => node.textContent).join("");
   if (!section || section.textContent === name) return;
   section.textContent = name;
   for (const link of document.querySelectorAll(".outline a, #sections a")) {
