@@ -268,7 +268,10 @@ def write_onnx(path: Path, model: BertForMaskedLM, encoder_only: bool = False) -
         if find_spec("onnxruntime") is None:
             return None
         shapes = [(B, T) for T in sorted({1, 2, longest // 2, longest}) for B in (1, 5)]
-        error = max(output_differences(part, make_graph(model, encoder_only), shapes))
+        # Python's `max` would skip NaN.
+        error = (
+            torch.tensor([*output_differences(part, make_graph(model, encoder_only), shapes)]).max().item()
+        )
         if not error <= TOLERANCE:
             raise ValueError(
                 f"onnxruntime and torch differ by {error:.2g} in an output, more than {TOLERANCE:g}; the "
@@ -357,6 +360,19 @@ def check_is_export(path: Path, start: bytes, *others: str) -> None:
         )
 
 
+def check_is_web_export(folder: Path, *names: str) -> None:
+    """
+    A web export may replace an earlier one that consists of `model.json` and of weights with these `names`.
+
+    Raises `ValueError` if the folder has other weights, or if `check_is_export` refuses its files.
+    """
+    check_is_export(folder / "model.json", rb'\{"format":\d+,"tokens":\[', *names)
+    if others := {path.name for path in folder.glob("*.bin")} - {*names}:
+        raise ValueError(
+            f"{folder} has the weights {min(others)} of another export; choose another folder with --output"
+        )
+
+
 def check_same_tokenizer_file(path: Path, text: str) -> None:
     """
     Raises `ValueError` if there is a `tokenizer.json` at `path` with another text. If we replaced it, an
@@ -380,6 +396,7 @@ def main(argv: list[str] | None = None) -> None:
     options = parser.parse_args(argv)
     folder = options.output or options.run / options.to
     with exit_on_bad_input():
+        saved_at = [path.stat().st_mtime_ns for path in options.run.glob(CHECKPOINT)]
         model, tokenizer = load_model(options.run)
         if not isinstance(model, BertForMaskedLM):
             raise ValueError(
@@ -390,11 +407,13 @@ def main(argv: list[str] | None = None) -> None:
         if options.to == "web":
             to_float16(model)
             checkpoint, curve = read_history(options.run)
+            if [path.stat().st_mtime_ns for path in options.run.glob(CHECKPOINT)] != saved_at:
+                raise ValueError(f"{options.run} is still training; export it again")
             prepare_folder(folder, "weights.bin", "model.json")
             path = folder / "weights.bin"
             arms = {checkpoint["arm"]: {**describe_weights(model), "curve": curve}}
             with lock_output(folder):
-                check_is_export(folder / "model.json", rb'\{"format":\d+,"tokens":\[', "weights.bin")
+                check_is_web_export(folder, path.name)
                 # The new weights are on the disk, under a temporary name, before `model.json` is replaced.
                 with whole_file(path) as part:
                     checkpoint |= {"file": path.name, **write_weights(part, model)}

@@ -102,6 +102,22 @@ def test_the_exported_bytes_are_the_weights_of_the_run(
     assert checkpoint["seconds"] == round(load_checkpoint(run_folder)[0]["seconds"], 1)
 
 
+def test_a_checkpoint_that_is_replaced_during_the_export_is_an_error(
+    run_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Otherwise, `model.json` would have the steps and the loss of other weights."""
+
+    def load_and_replace(folder: Path) -> object:
+        result = load_model(folder)
+        os.utime(folder / CHECKPOINT, ns=(0, 0))
+        return result
+
+    monkeypatch.setattr(export, "load_model", load_and_replace)
+    words = [str(run_folder), "--to", "web", "--output", str(tmp_path / "web")]
+    assert_rejected(words, "is still training; export it again", run_folder, capsys)
+    assert not (tmp_path / "web").exists()
+
+
 def test_the_printed_rounding_error_is_that_of_the_file(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -264,6 +280,14 @@ def test_a_graph_that_disagrees_is_deleted(tmp_path: Path, monkeypatch: pytest.M
 
 
 @TRACES
+def test_a_graph_with_nan_outputs_is_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(export, "output_differences", lambda *_: iter([0.0, float("nan"), 0.0]))
+    with pytest.raises(ValueError, match="differ by nan in an output"):
+        export.write_onnx(tmp_path / "model.onnx", random_model(num_hidden_layers=1))
+    assert list(tmp_path.iterdir()) == []
+
+
+@TRACES
 def test_without_onnxruntime_the_export_says_it_was_not_checked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -308,6 +332,7 @@ BAD_INPUT = {
     "metadata that is a folder": (["model", "--to", "web", "--output", "taken2"], "model.json is a folder"),
     "a description of another program": (["model", "--to", "web", "--output", "foreign"], "another program"),
     "a similar description": (["model", "--to", "web", "--output", "similar"], "files of another program"),
+    "weights of several models": (["model", "--to", "web", "--output", "live"], "weights modern-1.bin of"),
     "a graph of another program": (["model", "--to", "onnx", "--output", "foreign2"], "another program"),
     "a tokenizer without a graph": (["model", "--to", "onnx", "--output", "other"], "another program"),
     "an encoder for a web page": (["model", "--to", "web", "--encoder"], "--encoder needs --to onnx"),
@@ -327,6 +352,9 @@ def bad_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "foreign" / "model.json").write_text('{"weights": "of another program"}')
     (folder / "similar").mkdir()
     (folder / "similar" / "model.json").write_text('{"format": "of another program"}')
+    (folder / "live").mkdir()
+    (folder / "live" / "model.json").write_text('{"format":2,"tokens":["a"]}')
+    (folder / "live" / "modern-1.bin").touch()
     (folder / "foreign2").mkdir()
     (folder / "foreign2" / "model.onnx").write_bytes(b"a graph of another program")
     for name in ("model", "mute", "half", "other"):

@@ -44,7 +44,7 @@ from labml_bert.data.masked_text import MaskedText
 from labml_bert.data.tokenizers import character_tokenizer
 from labml_bert.export import (
     FORMAT,
-    check_is_export,
+    check_is_web_export,
     describe_weights,
     prepare_folder,
     rounding_error,
@@ -383,7 +383,7 @@ def train_and_write(run: Run, options: Options, folder: Path) -> None:
 
     Raises `ValueError` if the folder has a file of another program, or if `read_other_arms` refuses a file.
     """
-    check_is_export(folder / "model.json", rb'\{"format":\d+,"tokens":\[', *weights_names(*ARMS))
+    check_is_web_export(folder, *weights_names(*ARMS))
     record, descriptions = read_other_arms(options, folder)
     trained_models: dict[str, TrainedModel] = {}
     for arm in ARMS if options.arm == "all" else (options.arm,):

@@ -456,6 +456,7 @@ def test_a_text_that_disappears_between_the_runs(
         (["--output"], "Missing value for argument '--output'"),
         (["--output", "other"], "has files of another program"),
         (["--output", "weights"], "has files of another program"),
+        (["--output", "single"], "single has the weights weights.bin of another export; choose another"),
         (["--output", "folder"], "modern-2.bin is a folder; move it"),
         (["--hidden-size", "18"], "an even multiple of num_attention_heads"),
     ],
@@ -472,6 +473,8 @@ def test_bad_input_gets_one_line_and_exit_code_2(
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "model.json").write_text('{"format": "layers-model"}')
     (tmp_path / "folder" / "modern-2.bin").mkdir(parents=True)
+    (tmp_path / "single").mkdir()
+    (tmp_path / "single" / "weights.bin").touch()
     (tmp_path / "weights").mkdir()
     (tmp_path / "weights" / "fixed-length-4.bin").write_text("mine")
     with pytest.raises(SystemExit) as exit_info:
@@ -480,4 +483,4 @@ def test_bad_input_gets_one_line_and_exit_code_2(
     error = capsys.readouterr().err
     assert message in error and re.fullmatch("error: .+\n", error)
     files = {path.name for path in tmp_path.rglob("*") if path.is_file()}
-    assert files == {"text.txt", "model.json", "fixed-length-4.bin"}
+    assert files == {"text.txt", "model.json", "fixed-length-4.bin", "weights.bin"}
