@@ -260,8 +260,10 @@ export class Inside {
   // Chooses the query: the character under the mouse, or else the one that last had the focus. Every map outlines its
   // row, and the squares below the characters show the attention weights of the chosen head.
   look(seen, over = this.head) {
-    this.seen = seen;
     const { characters, buttons, answer, pinned } = this.page;
+    // The text may have become shorter since the mouse came.
+    if (seen?.some((at) => at >= characters.length)) seen = null;
+    this.seen = seen;
     const [i, j] = seen ?? [pinned];
     if (!characters.length) {
       for (const { row, column, takes } of this.maps) {

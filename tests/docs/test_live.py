@@ -738,6 +738,21 @@ def test_shift_and_the_arrows_go_along_a_line_of_the_map(server: str, page: Page
     assert focused(page, "at.dataset.at") == "3" and not page.query_selector(".letter.taken")
 
 
+def test_a_shorter_text_has_no_character_that_is_gone(server: str, page: Page) -> None:
+    started(page, server + "live/")
+    field(page, "abcdefgh")
+    until(page, "document.querySelector('.head svg').getAttribute('viewBox') === '0 0 8 8'")
+    page.locator(".letter").nth(2).focus()
+    page.keyboard.press("Shift+ArrowRight")
+    page.keyboard.press("Shift+ArrowRight")
+    field(page, "abc")
+    until(page, "document.querySelector('.head svg').getAttribute('viewBox') === '0 0 3 3'")
+    until(
+        page,
+        "document.querySelector('.reading').textContent.startsWith('Head 1 at character 3, c. The squares')",
+    )
+
+
 def test_the_markers_are_on_the_curve(server: str, page: Page) -> None:
     started(page, server + "live/")
     lines = page.eval_on_selector_all(
