@@ -722,13 +722,17 @@ def test_who_points_at_a_map_sees_the_letter(server: str, page: Page, width: int
     assert page.evaluate(hit, [box["x"] + box["width"] / 2, box["y"] + box["height"] / 2])
 
 
-def test_shift_and_the_arrows_go_along_a_line_of_the_map(server: str, page: Page) -> None:
+def look_from_the_third_letter_at_the_fifth(server: str, page: Page) -> None:
     started(page, server + "live/")
     field(page, "abcdefgh")
     until(page, "document.querySelector('.head svg').getAttribute('viewBox') === '0 0 8 8'")
     page.locator(".letter").nth(2).focus()
     page.keyboard.press("Shift+ArrowRight")
     page.keyboard.press("Shift+ArrowRight")
+
+
+def test_shift_and_the_arrows_go_along_a_line_of_the_map(server: str, page: Page) -> None:
+    look_from_the_third_letter_at_the_fifth(server, page)
     assert focused(page, "at.dataset.at") == "2"
     assert page.evaluate("document.querySelector('.letter.taken').dataset.at") == "4"
     words = page.inner_text(".reading")
@@ -739,12 +743,7 @@ def test_shift_and_the_arrows_go_along_a_line_of_the_map(server: str, page: Page
 
 
 def test_a_shorter_text_has_no_character_that_is_gone(server: str, page: Page) -> None:
-    started(page, server + "live/")
-    field(page, "abcdefgh")
-    until(page, "document.querySelector('.head svg').getAttribute('viewBox') === '0 0 8 8'")
-    page.locator(".letter").nth(2).focus()
-    page.keyboard.press("Shift+ArrowRight")
-    page.keyboard.press("Shift+ArrowRight")
+    look_from_the_third_letter_at_the_fifth(server, page)
     field(page, "abc")
     until(page, "document.querySelector('.head svg').getAttribute('viewBox') === '0 0 3 3'")
     until(
