@@ -45,7 +45,7 @@ def on_pre_build(config: Any) -> None:
         # restarts.
         sources = write_site(SITE, reference=config.docs_dir not in written)
         written.append(config.docs_dir)
-    except PageError as error:
+    except (PageError, OSError, ValueError) as error:
         raise PluginError(str(error)) from None
     # mkdocs.yml lists the chapters, in reading order.
     config.nav += navigation(SITE, sources)

@@ -9,6 +9,7 @@ canonical links and no links to a repository.
 
 import os
 import re
+import sys
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -33,14 +34,16 @@ class Project:
 
 
 def read_project(environment: Mapping[str, str] = os.environ) -> Project:
-    """Raises `ValueError` if an address doesn't start with `https://` or `http://`."""
+    """Raises `ValueError` if an address doesn't start with `https://` or `http://`, or needs escaping."""
     table = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     urls = table.get("urls", {})
     site_url = environment.get("SITE_URL") or urls.get("Homepage", "")
     repo_url = environment.get("REPO_URL") or urls.get("Repository", "")
     for url in (site_url, repo_url):
-        if url and not url.startswith(("https://", "http://")):
-            raise ValueError(f"{url!r} is not an address; it has to start with https://")
+        if url and not re.fullmatch(r"https?://[^\s\"<>`]+", url):
+            raise ValueError(
+                f'{url!r} is not an address; it has to start with https:// and has no spaces and none of "<>`'
+            )
     return Project(
         name=table["name"].replace("-", "_"),
         description=table["description"],
@@ -52,7 +55,11 @@ def read_project(environment: Mapping[str, str] = os.environ) -> Project:
     )
 
 
-PROJECT = read_project()
+try:
+    PROJECT = read_project()
+except ValueError as error:
+    print(f"error: {error}", file=sys.stderr)
+    sys.exit(2)
 
 
 def clone_cell(project: Project) -> str:

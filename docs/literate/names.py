@@ -130,7 +130,7 @@ def read_source(root: Path, path: str) -> Source:
     try:
         text = (root / path).read_bytes().decode("utf-8")
         source = Source(path, text, read_rows(text, path), ast.parse(text))
-    except (SyntaxError, UnicodeDecodeError, tokenize.TokenError) as error:
+    except (SyntaxError, UnicodeDecodeError, tokenize.TokenError, RecursionError, MemoryError) as error:
         raise PageError(f"{path}: this isn't Python code in UTF-8 ({error}); correct it") from None
     for node in source.tree.body:
         # A constant has no row, so link to its line.

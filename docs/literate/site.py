@@ -83,9 +83,11 @@ class Site:
 
 def read_sources(root: Path, folders: tuple[str, ...]) -> Sources:
     """
-    Reads all sources and returns them by module name. An empty file, such as most `__init__.py`, is skipped.
+    Reads all sources and returns them by module name. An empty file, such as most `__init__.py`, is skipped,
+    and so is a name that begins with a dot: Emacs locks a file with a link that leads nowhere.
     """
-    paths = sorted(path for name in folders for path in (root / name).rglob("*.py") if path.stat().st_size)
+    files = (path for name in folders for path in (root / name).rglob("*.py"))
+    paths = sorted(path for path in files if not path.name.startswith(".") and path.stat().st_size)
     sources = (read_source(root, path.relative_to(root).as_posix()) for path in paths)
     return {source.module: source for source in sources}
 

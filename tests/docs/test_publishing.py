@@ -125,8 +125,17 @@ def test_an_address_is_normalized_or_rejected() -> None:
         "https://code.example/me/bert",
     )
     assert "url = {https://site.example/bert/}" in bibtex(project)
-    with pytest.raises(ValueError, match="has to start with https"):
-        read_project({"REPO_URL": "git@code.example:me/bert"})
+    for url in ("git@code.example:me/bert", 'https://code.example/"onclick="', "https://code.example/a b"):
+        with pytest.raises(ValueError, match="has to start with https"):
+            read_project({"REPO_URL": url})
+
+
+def test_a_wrong_address_is_reported_in_one_line() -> None:
+    command = [sys.executable, "-m", "docs"]
+    environment = {**os.environ, "SITE_URL": "site.example"}
+    result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert result.returncode == 2
+    assert re.fullmatch(r"error: 'site\.example' is not an address; .*\n", result.stderr)
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / ".github").rglob("*.yml")), ids=lambda path: path.stem)

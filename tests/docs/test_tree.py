@@ -179,7 +179,9 @@ def test_the_readme_is_replaced_only_as_a_whole(tmp_path: Path, monkeypatch: pyt
     assert "| [`labml_bert/bert" in (tmp_path / "README.md").read_text("utf-8")
 
 
-@pytest.mark.parametrize("content", [b"def f(:\n", b"x = '\xff'\n", b'x = """\n'])
+@pytest.mark.parametrize(
+    "content", [b"def f(:\n", b"x = '\xff'\n", b'x = """\n', b"x = " + b"-" * 100_000 + b"1\n"]
+)
 def test_a_source_that_is_not_python_is_named(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "code").mkdir()
     (tmp_path / "code" / "mine.py").write_bytes(content)
@@ -187,6 +189,13 @@ def test_a_source_that_is_not_python_is_named(tmp_path: Path, content: bytes) ->
         PageError, match=r"^code/mine\.py: this isn't Python code in UTF-8 \(.*\); correct it$"
     ):
         read_sources(tmp_path, ("code",))
+
+
+def test_lock_files_of_editors_are_no_sources(tmp_path: Path) -> None:
+    site = project(tmp_path)
+    names = {*read_sources(site.root, site.folders)}
+    (tmp_path / "pack" / ".#a.py").symlink_to("me@here.1")
+    assert {*read_sources(site.root, site.folders)} == names
 
 
 def test_colab_and_kaggle_open_the_notebooks_of_a_repository_on_github(tmp_path: Path) -> None:
