@@ -168,7 +168,7 @@ const QUERY = 2; // Material's number for messages with a query
 const postMessage = Worker.prototype.postMessage;
 Worker.prototype.postMessage = function (message, ...others) {
   if (message?.type === QUERY) {
-    const all = message.data.split(/[\s:~^]+/).map((word) => word.replace(/^[-+]+/, "")).filter(Boolean);
+    const all = message.data.split(/[\s:~^]+/).map((word) => word.replace(/^-+/, "")).filter(Boolean);
     const words = all.filter((word) => !STOP_WORDS.has(word.toLowerCase()));
     message = { ...message, data: words.map((word) => `${word}^10 ${word}`).join(" ") || all.join(" ") };
   }
