@@ -7,7 +7,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --co
 # The theme's makers announce its successor at every build.
 MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs
 
-# If a command fails, what it has written so far is not up to date.
+# If a command fails, delete its file, so that the next `make` runs the command again.
 .DELETE_ON_ERROR:
 .PHONY: train classifier peers speed gpu live test test-fast test-long test-properties trials faults mutation coverage site serve test-site records readme claims lint format clean fuzz
 

@@ -34,7 +34,10 @@ class Project:
 
 
 def read_project(environment: Mapping[str, str] = os.environ) -> Project:
-    """Raises `ValueError` if an address doesn't start with `https://` or `http://`, or needs escaping."""
+    """
+    Raises `ValueError` if an address doesn't start with `https://` or `http://`, or has a character that HTML
+    escapes.
+    """
     table = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     urls = table.get("urls", {})
     site_url = environment.get("SITE_URL") or urls.get("Homepage", "")

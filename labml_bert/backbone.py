@@ -76,7 +76,7 @@ def read_pretraining(folder: Path) -> dict[str, Any] | None:
 
     Raises `ValueError` if `check_python_docs` refuses the run.
     """
-    # The folder could be `.` or a link.
+    # Without `resolve`, the parent of `.` or of a link isn't the folder of the run.
     run_path = folder.resolve().parent
     try:
         run_state = load_checkpoint(run_path)[0]

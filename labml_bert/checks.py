@@ -119,7 +119,7 @@ def check_longest(longest: int, batch_tokens: int, max_position_embeddings: int 
 
 
 def check_mlm_probability(mlm_probability: float) -> None:
-    """Raises `ValueError` if `mlm_probability` isn't above 0 and at most 1. With 0, nothing is predicted."""
+    """Raises `ValueError` if `mlm_probability` isn't above 0 and at most 1. With 0, no token is masked."""
     if not 0 < mlm_probability <= 1:
         raise ValueError(f"mlm_probability is {mlm_probability}; it must be above 0 and at most 1")
 

@@ -44,6 +44,7 @@ from labml_bert.files import append, check_utf8, lock_output, make_folder, whole
 from labml_bert.fill_mask import load_model
 from labml_bert.models import BertForMaskedLM
 from labml_bert.modern import ModernBertForMaskedLM
+from labml_bert.run.record import file_state
 from labml_bert.run.terminal import OneLineParser, exit_on_bad_input
 from labml_bert.stdout import console, display_path
 from labml_bert.training.checkpoint import CHECKPOINT, load_checkpoint
@@ -269,9 +270,8 @@ def write_onnx(path: Path, model: BertForMaskedLM, encoder_only: bool = False) -
             return None
         shapes = [(B, T) for T in sorted({1, 2, longest // 2, longest}) for B in (1, 5)]
         # Python's `max` would skip NaN.
-        error = (
-            torch.tensor([*output_differences(part, make_graph(model, encoder_only), shapes)]).max().item()
-        )
+        differences = torch.tensor([*output_differences(part, make_graph(model, encoder_only), shapes)])
+        error = differences.max().item()
         if not error <= TOLERANCE:
             raise ValueError(
                 f"onnxruntime and torch differ by {error:.2g} in an output, more than {TOLERANCE:g}; the "
@@ -362,9 +362,8 @@ def check_is_export(path: Path, start: bytes, *others: str) -> None:
 
 def check_is_web_export(folder: Path, *names: str) -> None:
     """
-    A web export may replace an earlier one that consists of `model.json` and of weights with these `names`.
-
-    Raises `ValueError` if the folder has other weights, or if `check_is_export` refuses its files.
+    Checks that a web export to `folder` replaces only an earlier one: `model.json`, and weights with these
+    `names`. Raises `ValueError` if the folder has other weights, or if `check_is_export` refuses its files.
     """
     check_is_export(folder / "model.json", rb'\{"format":\d+,"tokens":\[', *names)
     if others := {path.name for path in folder.glob("*.bin")} - {*names}:
@@ -396,7 +395,7 @@ def main(argv: list[str] | None = None) -> None:
     options = parser.parse_args(argv)
     folder = options.output or options.run / options.to
     with exit_on_bad_input():
-        saved_at = [path.stat().st_mtime_ns for path in options.run.glob(CHECKPOINT)]
+        saved_state = file_state(options.run / CHECKPOINT)
         model, tokenizer = load_model(options.run)
         if not isinstance(model, BertForMaskedLM):
             raise ValueError(
@@ -407,7 +406,7 @@ def main(argv: list[str] | None = None) -> None:
         if options.to == "web":
             to_float16(model)
             checkpoint, curve = read_history(options.run)
-            if [path.stat().st_mtime_ns for path in options.run.glob(CHECKPOINT)] != saved_at:
+            if file_state(options.run / CHECKPOINT) != saved_state:
                 raise ValueError(f"{options.run} is still training; export it again")
             prepare_folder(folder, "weights.bin", "model.json")
             path = folder / "weights.bin"

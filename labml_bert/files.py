@@ -85,11 +85,11 @@ def whole_file(path: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """If an error of the system in the block names a temporary file or no file, makes it name `path`."""
+    """Makes an error from the operating system name `path` if it names a temporary file or no file."""
     try:
         yield
     except OSError as error:
-        # An `OSError` without a number is of a library. A name would replace its message.
+        # Libraries also raise `OSError`, but without an errno. A file name would hide their message.
         is_unnamed = error.filename is None or str(error.filename).endswith(PART)
         if error.errno is not None and is_unnamed:
             error.filename, error.filename2 = str(path), None

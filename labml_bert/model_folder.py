@@ -24,7 +24,7 @@ from labml_bert.modern import ModernBertConfig
 # The largest `config.json` to read, in bytes. That of a classifier has the name of each class twice, in
 # `id2label` and in `label2id`.
 LARGEST_CONFIG = 5_000_000
-# The largest absolute value of a trained weight. A much larger one would overflow float32 in a LayerNorm.
+# The largest absolute value of a trained weight. Much larger ones could overflow float32 in a LayerNorm.
 LARGEST_WEIGHT = 10_000
 EMBEDDING = "bert.embeddings.word_embeddings.weight"
 BIAS = "cls.predictions.bias"
@@ -65,7 +65,7 @@ def check_tensors(config: BertConfig | ModernBertConfig, tensors: dict[str, Tens
     configuration could describe a model that doesn't fit in memory.
 
     Raises `ValueError` if most matrices of a model with this `config` already have more numbers than all
-    `tensors`, or if a tensor contains integers, 8-bit numbers, NaN or too large numbers.
+    `tensors`, or if a tensor contains integers, 8-bit numbers, NaN or weights beyond `LARGEST_WEIGHT`.
     """
     for name, tensor in tensors.items():
         is_known = tensor.is_floating_point() and tensor.element_size() > 1

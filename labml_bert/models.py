@@ -106,7 +106,7 @@ class BertPreTrainedModel(nn.Module):
         """
         Writes `config.json` and `model.safetensors` to `folder`, which is created if it's missing.
 
-        Raises `ValueError` if the encoder has LoRA, whose weights no other model could load.
+        Raises `ValueError` if LoRA hasn't been merged into the encoder. No model could load such a file.
         """
         if any(parametrize.is_parametrized(module) for module in self.modules()):
             raise ValueError("the encoder has LoRA; call merge_lora before you save the model")

@@ -144,8 +144,8 @@ def add_embeddings(
     vectors. That method doesn't know which pieces a token replaces.
 
     Raises `ValueError` if an entry is empty or has an id that isn't in the model, or if the model would have
-    more or fewer rows than the tokenizer has tokens. Some published models have extra rows at the end. If you
-    don't remove these rows first, the id of a new token belongs to one of them.
+    more or fewer rows than the tokenizer has tokens. Some published models have extra rows at the end. Remove
+    these rows first. Otherwise, the ids of the new tokens would belong to them.
     """
     head: Any
     if isinstance(model, ModernBertForMaskedLM):

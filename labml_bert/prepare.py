@@ -82,14 +82,15 @@ def read_unchanged(
 ) -> Iterator[Chunk]:
     """
     Yields the text of the files in `hashes` from `position` on, and then compares each file's sha256 with its
-    value in `hashes`. If one has changed, makes `output` unusable.
+    value in `hashes`. If a file has changed, empties `blocks.jsonl` in `output`, so that later runs refuse
+    this folder.
 
     Raises `ValueError` if a file can't be read or has another sha256.
     """
     yield from read_files([*hashes], position)
     for file, sha256 in hashes.items():
         if read_sha256(file) != sha256:
-            # The file could be put back, and then a later run would keep the ids of the changed text.
+            # If you restored the old file, a later run would accept it and keep the ids of the changed text.
             (output / BLOCKS).write_bytes(b"")
             raise ValueError(f"{file} has changed while it was read; run this again with another --output")
 

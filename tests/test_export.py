@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from labml_bert import export
+from labml_bert import export, model_folder
 from labml_bert.bert import BertConfig
 from labml_bert.data.tokenizers import character_tokenizer, wordpiece_tokenizer
 from labml_bert.files import PART, lock, write_tensors
@@ -171,16 +171,28 @@ def test_exporting_a_pair_model_drops_its_other_head(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("weight", "fits"), [(65504.0, True), (-65519.0, True), (65520.0, False), (-7e4, False)]
 )
-def test_a_weight_beyond_float16_is_rejected(weight: float, fits: bool) -> None:
-    """`live.py` converts models that come straight from the training."""
+def test_a_weight_beyond_float16_is_rejected(
+    weight: float,
+    fits: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    # Today, loading the model already refuses such a weight.
+    monkeypatch.setattr(model_folder, "LARGEST_WEIGHT", 100_000)
     model = random_model()
     with torch.no_grad():
         model.cls.predictions.bias[3] = weight
+    folder = save_model(model, tmp_path / "model")
     if fits:
-        assert export.to_float16(model)["cls.predictions.bias"][3].abs() == 65504
+        export.main([str(folder), "--to", "web"])
+        assert abs(read_web(folder / "web")[1]["cls.predictions.bias"][3]) == 65504
         return
-    with pytest.raises(ValueError, match="bias has a weight beyond 65504, where float16 ends; train with"):
-        export.to_float16(model)
+    with pytest.raises(SystemExit) as exit_info:
+        export.main([str(folder), "--to", "web"])
+    assert exit_info.value.code == 2
+    assert re.fullmatch("error: cls.predictions.bias has a weight beyond 65504.+\n", capsys.readouterr().err)
+    assert not (folder / "web").exists()
 
 
 TRACES = pytest.mark.slow("torch.onnx traces the model for seconds")

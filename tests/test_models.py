@@ -274,6 +274,7 @@ def move_down(folder: Path) -> None:
     folder.with_name("other").rename(folder / "model")
 
 
+OUT_OF_RANGE = "must hold floating-point numbers from -10,000 to 10,000"
 BAD_FOLDERS = {
     "no folder": (lambda folder: folder.rename(folder.with_name("elsewhere")), "no config.json"),
     "no config": (lambda folder: (folder / "config.json").unlink(), "no config.json"),
@@ -352,23 +353,23 @@ BAD_FOLDERS = {
     ),
     "a NaN weight": (
         lambda folder: damage_weights(folder, float("nan")),
-        "must hold floating-point numbers from -10,000 to 10,000",
+        OUT_OF_RANGE,
     ),
     "an infinite weight": (
         lambda folder: damage_weights(folder, float("inf")),
-        "must hold floating-point numbers from -10,000 to 10,000",
+        OUT_OF_RANGE,
     ),
     "a weight that overflows": (
         lambda folder: damage_weights(folder, 1e36),
-        "must hold floating-point numbers from -10,000 to 10,000",
+        OUT_OF_RANGE,
     ),
     "integer weights": (
         lambda folder: damage_weights(folder, torch.int32),
-        "must hold floating-point numbers from -10,000 to 10,000",
+        OUT_OF_RANGE,
     ),
     "weights of eight bits": (
         lambda folder: damage_weights(folder, torch.float8_e4m3fn),
-        "must hold floating-point numbers from -10,000 to 10,000",
+        OUT_OF_RANGE,
     ),
     "untied": (lambda folder: write_config(folder, tie_word_embeddings=False), "tie_word_embeddings"),
     "a missing tensor": (drop_tensor, "has no cls.predictions.transform.dense.bias"),

@@ -83,8 +83,8 @@ class Site:
 
 def read_sources(root: Path, folders: tuple[str, ...]) -> Sources:
     """
-    Reads all sources and returns them by module name. An empty file, such as most `__init__.py`, is skipped,
-    and so is a name that begins with a dot: Emacs locks a file with a link that leads nowhere.
+    Reads all sources and returns them by module name. An empty file, such as most `__init__.py`, is skipped.
+    So is a file whose name begins with a dot: Emacs locks a file with such a link, and its target is missing.
     """
     files = (path for name in folders for path in (root / name).rglob("*.py"))
     paths = sorted(path for path in files if not path.name.startswith(".") and path.stat().st_size)

@@ -261,7 +261,7 @@ export class Inside {
   // row, and the squares below the characters show the attention weights of the chosen head.
   look(seen, over = this.head) {
     const { characters, buttons, answer, pinned } = this.page;
-    // The text may have become shorter since the mouse came.
+    // In a shorter text, the character under the mouse may be gone.
     if (seen?.some((at) => at >= characters.length)) seen = null;
     this.seen = seen;
     const [i, j] = seen ?? [pinned];

@@ -231,8 +231,8 @@ class Results:
         """
         Looks for the same run in the records of other claims: with the same options, seed, commit, versions
         and hardware, and with the scores that this claim needs. So claims that share a baseline train it only
-        once. Returns `None` if there is no such run, or if the code isn't that of a commit. Skips records
-        that can't be read.
+        once. Returns `None` if there is no such run, or if the commit isn't known. Skips records that can't
+        be read.
         """
         if self.source["commit"] is None:
             return None

@@ -18,7 +18,7 @@ FOLDER = Path("my_bert")
 
 
 def load_ipython_extension(shell: Any) -> None:
-    """Adds `%%step` to a notebook, and writes the exercises to `my_bert`, unless your files are there."""
+    """Adds `%%step` to a notebook, and writes the exercises to `my_bert` if you have no other files there."""
     shell.register_magic_function(check_cell, "cell", "step")
     try:
         write_exercises(FOLDER)

@@ -35,7 +35,7 @@ def parse(text: str) -> ast.Module:
 
 
 def unparse(node: ast.AST) -> str:
-    """Code for a node of a tree. Raises `SyntaxError` if an expression or a number is too long for that."""
+    """Returns the code of a syntax tree. Raises `SyntaxError` if an expression or a number is too long."""
     try:
         return ast.unparse(node)
     except (RecursionError, ValueError):
@@ -143,7 +143,7 @@ def lines_in_strings(code: str, node: ast.FunctionDef) -> set[int]:
 def replace_function(text: str, function: str, code: str) -> str:
     """
     Replaces a function, with its signature and docstring, by the one in `code`, which may be indented or not.
-    Leaves out comments above and below that function: they would be there twice after the second time.
+    Leaves out comments above and below that function. Otherwise, each run of a cell would add them again.
 
     Raises `ValueError` if the text has no such function or `code` isn't this function alone, and
     `SyntaxError` if one of them isn't Python or `code` is too long for `unparse`.

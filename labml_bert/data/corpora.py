@@ -93,8 +93,8 @@ def load_corpus(name: str) -> Corpus:
     only the first is kept. To load your own file called `python-docs`, write `./python-docs`.
 
     Raises `ValueError` if there is no such corpus or path, if it has no text or only token ids, if a file
-    can't be read or isn't UTF-8, if two names decode alike, or if a download fails or has the wrong sha256.
-    Raises `OSError` if a folder can't be read.
+    can't be read or isn't UTF-8, if two file names decode alike, or if a download fails or has the wrong
+    sha256. Raises `OSError` if a folder can't be read.
     """
     if name == "python-docs":
         return split_documents(name, dict(python_documents()))

@@ -4,8 +4,8 @@ r"""
 How does text that is larger than memory become training pairs? We divide the text into shards. A shard is a
 group of two or more documents, together a million characters or more. Only the last shard may have less
 text. `pair_shards.py` turns each shard into one Parquet file, and worker processes write several files at the
-same time. The rows of a file depend only on its text, its number, the tokenizer, the arguments and the code,
-and not on the number of processes.
+same time. The rows of a file depend on its text, its number, the tokenizer, the arguments and the code. They
+don't depend on the number of processes.
 
 You can kill a build at any moment. A file gets its final name only when it is complete. Each file contains a
 fingerprint of its text, its settings and the code, so the next build reuses the files whose fingerprints
@@ -68,7 +68,7 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 MANIFEST = "manifest.json"
-# What a shard's file contains depends on the code of these modules.
+# The contents of a shard's file depend on the code in these modules.
 MODULES = (mlm, nsp, pair_collator, pair_shards, sentences)
 # Each shard except for the last one has at least this many characters. A worker holds a whole shard in
 # memory, and draws random second texts from it.
@@ -94,14 +94,13 @@ def build_dataset(
     fewer than eight shards to write, the calling process does all the work. Otherwise your script needs
     `if __name__ == "__main__":`, because the workers import it.
 
-    Files from an earlier build are reused if their text, tokenizer and arguments and the code that made them
-    are the same, and otherwise replaced or deleted. Returns the manifest, and saves the tokenizer in the same
-    folder.
+    Files from an earlier build are reused if their text, tokenizer, arguments and code are the same, and
+    otherwise replaced or deleted. Returns the manifest, and saves the tokenizer in the same folder.
 
     Raises `ValueError` if fewer than two documents have text, if each document is a single sentence, if the
     tokenizer lacks a special token, or if an argument is out of range. Also raises `ValueError` if the build
     would replace a file of another program, or if `check_name` does. Raises `OSError` if the folder isn't
-    writable, or if its lock or its Arrow folder is a link.
+    writable, or if `.lock` or `arrow` in it is a symbolic link.
     """
     if isinstance(documents, str):
         raise ValueError("documents is a single text; pass a list of texts")
@@ -135,9 +134,14 @@ def build_locked(
     settings = json.dumps({"code": code, "tokenizer": tokenizer_json, **asdict(arguments)})
     hashes = manifest_hashes(folder)
     shards = (
-        Shard(folder / f"part-{i:05}.parquet", digest, i, texts, hashes.get(digest))
+        Shard(
+            folder / f"part-{i:05}.parquet",
+            fingerprint := shard_fingerprint(settings, i, texts),
+            i,
+            texts,
+            hashes.get(fingerprint),
+        )
         for i, texts in enumerate(group_documents(documents))
-        for digest in [shard_fingerprint(settings, i, texts)]
     )
     parts = []
     written = write_shards(shards, tokenizer_json, arguments, processes)
@@ -173,7 +177,7 @@ def check_name(folder: Path) -> None:
     """Raises `ValueError` if `datasets` couldn't read a folder with this name."""
     path = folder.absolute()
     check_utf8(path)
-    # `datasets` takes :: for a chain of file systems.
+    # `datasets` reads :: as a chain of file systems.
     if "::" in str(path):
         raise ValueError(
             f"the name {path} has ::, which datasets can't read; use another folder, or rename it"
@@ -272,7 +276,8 @@ def write_shards(
             "several files, or free some memory, and run the same command again"
         ) from None
     except BaseException:
-        # `shutdown` would wait until the workers have written their shards. The next build writes them.
+        # Without this, `shutdown` would wait until the workers have written their shards. The next build
+        # writes these shards again.
         for worker in {*multiprocessing.active_children()}.difference(others):
             worker.kill()
         raise
@@ -342,7 +347,7 @@ def open_dataset(folder: Path, fingerprint: str | None = None) -> "Dataset":
     # Progress bars would interrupt the output of a run.
     disable_progress_bars()
     # Without `lone_sentence_is_random`, a shard whose documents are single sentences may have no pairs.
-    # `datasets` takes names for patterns, which could match files of another folder.
+    # `datasets` treats names as glob patterns, which could match files in another folder.
     files = [glob.escape(str(folder.absolute() / part["name"])) for part in parts if part["rows"]]
     arrow = folder / "arrow" / digest[:16]
     # Another process may be unpacking the same files.

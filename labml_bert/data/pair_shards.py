@@ -70,7 +70,8 @@ class DatasetArguments:
         check_pairs(self.max_length, self.short_seq_prob)
 
 
-# What a damaged Parquet file raises. Some errors of Arrow are no other kind of error.
+# Reading a damaged Parquet file can raise any of these errors. Arrow has errors of its own: for example,
+# `ArrowNotImplementedError` is neither an `OSError` nor a `ValueError`.
 DAMAGE = (OSError, ValueError, KeyError, TypeError, AttributeError, pa.ArrowException)
 
 

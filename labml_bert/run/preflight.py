@@ -41,7 +41,7 @@ if sys.stdin is None:
     sys.stdin = open(0, encoding="utf-8")  # noqa: SIM115
 
 # Some programs set COLUMNS to 0. With too few columns, Rich can print nothing or wrap forever. Rich also
-# raises an error at a character such as ² and at thousands of digits.
+# raises an error if a variable has a character such as ² or thousands of digits.
 for name, smallest in (("COLUMNS", 20), ("LINES", 1)):
     value = os.environ.get(name, "")
     if not value.isdecimal() or len(value) > 9 or int(value) < smallest:

@@ -207,7 +207,7 @@ def hardware(device: torch.device, precision: str) -> dict[str, Any]:
 
 
 def origin() -> dict[str, str | None]:
-    """Today's date in UTC, and the commit of the code, or `None` if the code isn't that of a commit."""
+    """Today's date in UTC, and the commit, or `None` if the code has uncommitted changes or git fails."""
     python_files = [":(top)labml_bert/*.py", ":(top)experiments/*.py"]
     is_committed = git("status", "--porcelain", "--", *python_files) == ""
     commit = git("rev-parse", "HEAD") if is_committed else None

@@ -210,7 +210,7 @@ def connect(url: str, run_path: Path, configuration: dict[str, Any], on_exit: co
     from labml import experiment, lab
     from labml.internal import app
 
-    # If the server fails later, labml's thread retries forever. Only a daemon lets the process end.
+    # If the server fails later, labml's thread retries forever. Python doesn't wait for a daemon.
     vars(app)["AppTracker"] = partial(app.AppTracker, daemon=True)
     # labml writes the commit, the configuration and a process id to files. If the process id of a killed run
     # stayed there, labml couldn't resume the run, so the files are temporary.
@@ -234,7 +234,7 @@ def wait_for_server(seconds: float = 5.0) -> None:
     """
     Waits until labml's thread has sent all metrics.
 
-    Raises `TimeoutError` if this takes longer than `seconds`.
+    Raises `TimeoutError` if the thread hasn't sent them after `seconds`.
     """
     from labml.internal.app import _AppTrackThread
 

@@ -175,9 +175,9 @@ class Trainer:
         and at each fraction of the budget in `evaluate_at`. If there are several processes, they run this
         loop in lockstep, and all of them must draw the same batches.
 
-        On Ctrl-C, SIGTERM or SIGHUP, finishes the step, saves a checkpoint and raises `KeyboardInterrupt`.
-        Raises `NonFiniteLossError` if a loss or a gradient isn't finite (except for overflows in float16), or
-        if a loss reaches `largest_loss`.
+        In a run with a folder, Ctrl-C, SIGTERM and SIGHUP finish the step, save a checkpoint and raise
+        `KeyboardInterrupt`. Raises `NonFiniteLossError` if a loss or a gradient isn't finite (except for
+        overflows in float16), or if a loss reaches `largest_loss`.
         """
         n = self.arguments.evaluations
         points = sorted({round(point, 6) for point in (*evaluate_at, *(i / n for i in range(1, n + 1)))})
@@ -232,7 +232,7 @@ class Trainer:
 
     @contextlib.contextmanager
     def stoppable(self, handler: Callable[[int, FrameType | None], Any] | None = None) -> Iterator[None]:
-        """With a folder to save to, calls `handler` or ends the loop on Ctrl-C, SIGTERM or SIGHUP."""
+        """In the main thread of a run with a folder, lets signals call `handler` or end the loop."""
 
         def remember(number: int, frame: FrameType | None) -> None:
             self.stop_signal = number

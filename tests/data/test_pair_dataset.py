@@ -552,7 +552,7 @@ def hang(shard: Any) -> None:
 def test_an_interrupted_build_kills_its_workers(
     tmp_path: Path, wordpiece: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Otherwise, it would wait until the workers have written their shards, which takes forever here."""
+    """Otherwise, the build would wait for shards that its workers never finish here."""
 
     def documents() -> Iterator[str]:
         yield from texts(6)
@@ -661,7 +661,7 @@ def test_a_part_with_a_flipped_bit_outside_the_rows_is_rebuilt(tmp_path: Path) -
 
 
 def test_a_flipped_bit_in_the_footer_raises_no_other_error(tmp_path: Path) -> None:
-    """For some of them, Arrow raises an error of its own kind."""
+    """For some of these bits, Arrow raises an error that is neither an `OSError` nor a `ValueError`."""
     build_small_dataset(tmp_path)
     (part,) = tmp_path.glob("part-*.parquet")
     whole = part.read_bytes()

@@ -446,6 +446,14 @@ def test_a_high_initial_loss_is_not_a_failure(options: dict[str, Any]) -> None:
     assert result["curve"][0][1] > 100 and result["result"]["loss"] is not None
 
 
+@pytest.fixture()
+def git_outputs(monkeypatch: pytest.MonkeyPatch) -> dict[str, str | None]:
+    """What git answers: that all code is committed, unless a test changes this dictionary."""
+    outputs: dict[str, str | None] = {"status": "", "rev-parse": "1" * 40}
+    monkeypatch.setattr("labml_bert.run.record.git", lambda command, *_: outputs[command])
+    return outputs
+
+
 # A new record stores its commit, which starts git: hence the marker `processes` on the tests below.
 PARTS = {"curve": [[0, 3.0]], "unigram_loss": 3.0, "lengths": [[0, 32]]}
 
@@ -582,14 +590,15 @@ def test_each_arm_uses_the_best_point_of_its_grid(
 
 @pytest.mark.processes
 def test_a_baseline_is_trained_once_for_all_claims(
-    options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    options: dict[str, Any],
+    git_outputs: dict[str, str | None],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """
     Runs are shared only if their kind, options, seed and commit agree, and the record has all the scores.
     """
     runs: list[tuple[str, int]] = []
-    git_outputs: dict[str, str | None] = {"status": "", "rev-parse": "1" * 40}
-    monkeypatch.setattr("labml_bert.run.record.git", lambda command, *_: git_outputs[command])
 
     def fake_run(self: Any, options: Any, seed: int) -> Any:
         runs.append((self.claim.name, seed))
@@ -619,7 +628,7 @@ def test_a_baseline_is_trained_once_for_all_claims(
     runs.clear()
     Results(claim("fourth", "plain", [], job="masked"), tmp_path, CPU).complete()
     assert len(runs) == 4
-    # The code of a run that isn't that of a commit could be any code.
+    # Without a commit, nobody knows which code the other run had.
     for name, status in (("fifth", " M labml_bert/bert.py"), ("sixth", None)):
         git_outputs["status"] = status
         runs.clear()
@@ -637,6 +646,7 @@ def test_fresh_seeds_are_run_until_the_rule_decides(
     std: float,
     seeds: int,
     decision: str,
+    git_outputs: dict[str, str | None],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -661,7 +671,7 @@ def test_fresh_seeds_are_run_until_the_rule_decides(
     by_arm = {arm: [row["seed"] for row in table if row["arm"] == arm] for arm in arms}
     fresh = [*range(10, 10 + seeds)]
     assert by_arm == {"tied": [0, 1, *fresh], "untied": [0, 1, *fresh], "other": [0, 1]}
-    assert all("commit" in row and row["hardware"]["name"] for row in table)
+    assert all(row["commit"] and row["hardware"]["name"] for row in table)
     assert f"after {seeds} fresh seeds: {decision or 'inconclusive'}" in capsys.readouterr().out
     text = path.read_text()
     Results(claim, tmp_path, CPU).complete()
