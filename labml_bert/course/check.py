@@ -56,7 +56,7 @@ def check_folder(folder: Path, only: Step | None = None, limit: float = LIMIT) -
     Checks all steps up to the first that isn't done, or `only` one step. Code that has passed before isn't
     checked again.
 
-    Raises `ValueError` if a file of the exercises is missing.
+    Raises `ValueError` if a file of the exercises is missing, and `OSError` if the disk is full.
     """
     texts, progress = folders.read_files(folder), folders.read_progress(folder)
     unchecked: list[Step] = []
@@ -117,7 +117,11 @@ def read_problem(step: Step, text: str) -> Verdict | None:
 
 
 def run_in_process(steps: list[Step], texts: dict[str, str], limit: float) -> tuple[list[Verdict], str]:
-    """Runs `run_probes.py` in an empty folder. Returns its verdicts, and what the learner's code printed."""
+    """
+    Runs `run_probes.py` in an empty folder. Returns its verdicts, and what the learner's code printed.
+
+    Raises `OSError` if the disk is full.
+    """
     with temporary_folder() as folder:
         empty = folder / "empty"
         empty.mkdir()
@@ -144,9 +148,11 @@ def run_in_process(steps: list[Step], texts: dict[str, str], limit: float) -> tu
         reader.join(timeout=1)
         text = bytes(output).decode("utf-8", "replace")
         verdicts, trace = read_text(folder / "verdicts.jsonl"), read_text(folder / "trace.txt")
-    finished = [*read_verdicts(verdicts)]
-    if all(verdict.passed for verdict in finished) and len(finished) < len(steps):
-        finished.append(explain_end(steps[len(finished)], code, trace, limit))
+        finished = [*read_verdicts(verdicts)]
+        if all(verdict.passed for verdict in finished) and len(finished) < len(steps):
+            # If the verdict is missing because the disk is full, this write fails too.
+            (folder / "test.bin").write_bytes(bytes(65_536))
+            finished.append(explain_end(steps[len(finished)], code, trace, limit))
     return finished, text
 
 

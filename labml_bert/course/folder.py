@@ -144,13 +144,22 @@ def put_back(folder: Path, texts: dict[str, str]) -> list[str]:
 
 
 @cache
+def read_checks() -> str:
+    """The code of the checks. After an update that changes it, all steps are checked again."""
+    here = Path(__file__).parent
+    return "".join(
+        path.read_text("utf-8") for path in (here / "compare.py", *sorted(here.glob("probes/*.py")))
+    )
+
+
+@cache
 def fingerprint(step: Step, text: str) -> str:
     """
     A hash of everything that the check of a step depends on. Comments don't count.
 
     Raises `ValueError` if the file lacks a function, and `SyntaxError` if the text isn't Python.
     """
-    code = unparse(restore_others(text, step, STEPS))
+    code = unparse(restore_others(text, step, STEPS)) + read_checks()
     return hashlib.sha256(code.encode("utf-8", "surrogatepass")).hexdigest()
 
 

@@ -25,8 +25,7 @@ Each of the following can change the result:
   threads finish;
 - three or more processes, because the order in which their gradients are added isn't fixed.
 
-See `distributed.py` for how the processes divide a batch, `optimization.py` for the learning rate, and
-`checkpoint.py` for what a checkpoint contains.
+See `distributed.py` for the processes, `optimization.py` for the learning rate, and `checkpoint.py`.
 """
 
 import contextlib
@@ -197,13 +196,16 @@ class Trainer:
                 if not step.report_due:
                     continue
                 self.report(step)
-                if self.is_stopping or self.last_report - last_save > self.arguments.checkpoint_seconds:
+                if self.is_stopping:
+                    break
+                if self.last_report - last_save > self.arguments.checkpoint_seconds:
                     self.save()
                     last_save = self.last_report
-                if self.is_stopping:
-                    raise KeyboardInterrupt
-        self.check_pending_steps()
-        self.save()
+            self.check_pending_steps()
+            self.save()
+        # Any process may have got a signal, even during the last save.
+        if any(all_reduce_max([float(self.stop_signal is not None)])):
+            raise KeyboardInterrupt
 
     def report(self, step: "Step") -> None:
         """Reports the metrics, summed over processes and averaged over the steps since the last report."""
@@ -237,12 +239,11 @@ class Trainer:
         def remember(number: int, frame: FrameType | None) -> None:
             self.stop_signal = number
 
-        numbers = [signal.SIGINT, signal.SIGTERM]
-        # Closing the terminal sends SIGHUP. `nohup` makes a program ignore SIGHUP, and Windows has no SIGHUP.
-        if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
-            numbers.append(signal.SIGHUP)
+        # Closing the terminal sends SIGHUP, which Windows lacks. `nohup` makes a program ignore SIGHUP.
+        numbers = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
         can_handle = self.run_path is not None and threading.current_thread() is threading.main_thread()
-        before = {number: signal.signal(number, handler or remember) for number in numbers if can_handle}
+        heeded = [n for n in numbers if can_handle and signal.getsignal(n) is not signal.SIG_IGN]
+        before = {number: signal.signal(number, handler or remember) for number in heeded}
         try:
             yield
         finally:
@@ -399,18 +400,16 @@ class Step:
 
         Raises `NonFiniteLossError` if a check is due and finds a failed step.
         """
-        trainer = self.trainer
+        trainer, scaler = self.trainer, self.trainer.scaler
         for optimizer in trainer.optimizers:
-            trainer.scaler.unscale_(optimizer)
+            scaler.unscale_(optimizer)
         # Clip with one norm over all parameters. A norm per optimizer could change the gradient's direction.
         norm = nn.utils.clip_grad_norm_(trainer.model.parameters(), trainer.arguments.max_grad_norm)
         # `NaN < x` is always false, so a NaN loss makes `is_good` false. A finite loss can have infinite
         # gradients, and clipping by their infinite norm turns them into NaN. So check the norm too.
         # In float16, a scaled gradient may exceed 65,504, the largest float16 number. Then the scaler halves
         # the scale, and the update is skipped. To check for this overflow, we have to wait for the device.
-        has_overflowed = (
-            trainer.scaler.is_enabled() and not norm < math.inf and trainer.scaler.get_scale() > 1
-        )
+        has_overflowed = scaler.is_enabled() and not norm < math.inf and scaler.get_scale() > 1
         is_finite = (norm < math.inf) | has_overflowed
         is_good = is_finite & (world_size() * self.loss < trainer.largest_loss)
         trainer.has_failed.logical_or_(~is_good)
@@ -423,7 +422,7 @@ class Step:
         # Muon, unlike the fused AdamW, can't read the flag on the device. So we wait for the flag here.
         if muon and not has_overflowed and not trainer.has_failed:
             muon[0].step()
-        trainer.scaler.update()
+        scaler.update()
         for optimizer in trainer.optimizers:
             optimizer.zero_grad()
 

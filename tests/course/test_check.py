@@ -1,6 +1,7 @@
 """Whatever a learner's code does, there is one clear answer, and no file is lost."""
 
 import contextlib
+import errno
 import json
 import os
 import signal
@@ -205,6 +206,34 @@ def test_processes_that_the_code_starts_are_killed(course: Path, tmp_path: Path)
         return False
 
     wait_until(is_free)
+
+
+@pytest.mark.processes
+def test_after_an_update_of_the_checks_all_steps_are_checked_again(
+    course: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(course, SOLUTION)
+    assert check_folder(course).verdicts[0].passed
+    checks = folders.read_checks()
+    for path in (ROOT / "labml_bert" / "course" / "probes").glob("*.py"):
+        assert path.read_text("utf-8") in checks
+    folders.fingerprint.cache_clear()
+    monkeypatch.setattr(folders, "read_checks", lambda: checks + "# updated")
+    assert next_step(course) == FIRST
+    folders.fingerprint.cache_clear()
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full, which is always full")
+@pytest.mark.processes
+def test_a_full_disk_is_not_the_learners_mistake(course: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(course, "import os\n    os.symlink('/dev/full', '../verdicts.jsonl')")
+
+    def write_bytes(path: Path, data: bytes) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    monkeypatch.setattr(Path, "write_bytes", write_bytes)
+    with pytest.raises(OSError, match="No space left"):
+        check_folder(course)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="on Windows, a signal ends a process at once")

@@ -456,6 +456,36 @@ def test_a_stopped_and_resumed_run_gives_identical_tensors(tmp_path: Path, optim
     assert {7 + 1, 19 + 1} <= set(steps)
 
 
+def test_a_signal_during_the_last_save_stops_the_run(tmp_path: Path) -> None:
+    """The run is complete, but its evaluation and its result could still take minutes."""
+    trainer, draw = new_trainer(tmp_path)
+    save = trainer.save
+
+    def save_and_stop() -> None:
+        if trainer.progress == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+        save()
+
+    trainer.save = save_and_stop  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        train(trainer, draw)
+    assert load_checkpoint(tmp_path)[0]["step"] == trainer.step == 30
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
+def test_an_ignored_signal_stays_ignored(tmp_path: Path, name: str) -> None:
+    """A script that starts a program with `&` makes it ignore Ctrl-C, and `nohup` makes it ignore SIGHUP."""
+    number = getattr(signal, name)
+    before = signal.signal(number, signal.SIG_IGN)
+    try:
+        trainer, draw = new_trainer(tmp_path)
+        train(trainer, lambda: (os.kill(os.getpid(), number), draw())[1])
+        assert signal.getsignal(number) is signal.SIG_IGN
+    finally:
+        signal.signal(number, before)
+    assert trainer.step == 30
+
+
 def test_resuming_with_another_configuration_is_rejected(tmp_path: Path) -> None:
     train_to_end(tmp_path / "run", width=16)
     trainer, _ = new_trainer(tmp_path / "run", width=32)
