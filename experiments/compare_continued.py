@@ -333,7 +333,9 @@ def main(argv: list[str] | None = None) -> None:
         # Record only the names of the texts, because a path means nothing on another machine.
         values = {**vars(options), "corpus": corpus.name, "old_corpus": old_corpus.name}
         results: list[dict[str, Any]] = []
-        # Each seed takes minutes, so write the record after each one in case you stop the script early.
+        replaces_record = options.record is not None and options.record.exists()
+        # Each seed takes minutes, so write the record after each one in case you stop the script early. But
+        # only a complete record replaces an earlier one.
         for seed in range(options.seeds):
             model, result = run_seed(options, corpus, seed)
             results.append(result)
@@ -350,7 +352,8 @@ def main(argv: list[str] | None = None) -> None:
                 "configuration": {name: values[name] for name in names} | {"model": model},
                 "result": {"continued": results},
             }
-            finish(options.record, record, start_time)
+            is_written = not replaces_record or len(results) == options.seeds
+            finish(options.record if is_written else None, record, start_time)
 
 
 if __name__ == "__main__":

@@ -119,8 +119,11 @@ def random_backbone(sizes: dict[str, Any]) -> Backbone:
 
 
 def check_label_counts(option: str, words: Iterable[str]) -> None:
-    """Raises `ValueError` if one of the words after `option` is neither a number nor `all`."""
+    """Raises `ValueError` if a word after `option` is neither a number nor `all`, or if two are equal."""
+    words = [*words]
     for word in words:
+        if words.count(word) > 1:
+            raise ValueError(f"--{option} has {word!r} twice; leave one out")
         # Python refuses to read thousands of digits.
         if word != "all" and not (word.isdecimal() and len(word) < 10):
             raise ValueError(f"--{option} is {word!r}; use a number, or all")

@@ -24,7 +24,7 @@ Effects on times, numbers of tokens and stable learning rates are ratios. The ru
 import math
 import statistics
 from collections.abc import Sequence
-from itertools import combinations
+from functools import cache
 from typing import NamedTuple
 
 from scipy import stats
@@ -89,13 +89,21 @@ def ratio_lower_bound(worse: Sequence[float], better: Sequence[float], level: fl
     the time that it lasted. If such a run is in `worse`, a longer run could only raise the bound.
     """
     n, m = len(worse), len(better)
-    # For each possible order of the runs, from longest to shortest, this is the number of ratios below 1.
-    below = [sum(ranks) - n * (n - 1) // 2 for ranks in combinations(range(n + m), n)]
-    rank = 0
-    while sum(count <= rank for count in below) <= (1 - level) * len(below) * (1 + 1e-9):
+    rank, orders = 0, count_orders(n, m, 0)
+    while orders <= (1 - level) * math.comb(n + m, n) * (1 + 1e-9):
         rank += 1
+        orders += count_orders(n, m, rank)
     ratios = sorted(x / y for x in worse for y in better)
     return ratios[rank - 1] if rank else 0.0
+
+
+@cache
+def count_orders(n: int, m: int, below: int) -> int:
+    """Counts the orders of `n` and `m` runs by time in which `below` of the `n * m` ratios are below 1."""
+    if n == 0 or m == 0:
+        return int(below == 0)
+    # Either the shortest run is one of the `n`, so that its `m` ratios are below 1, or one of the `m`.
+    return count_orders(n - 1, m, below - m) + count_orders(n, m - 1, below)
 
 
 def proportion_difference(x: Sequence[float], y: Sequence[float], level: float = LEVEL) -> Interval:

@@ -306,11 +306,21 @@ def main(argv: list[str] | None = None) -> None:
             )
             for task, count, seed in product(TASKS, sizes, range(options.seeds))
         }
+        tuning_items = {
+            (task, count): make_items(task, backbone.tokenizer, draw(train_functions, count, 0), longest)
+            for task, count in product(TASKS, sorted({min(size, MAX_TUNING_LABELS) for size in sizes}))
+        }
     for (task, count, seed), items in train_items.items():
         if not items:
             raise ValueError(
                 f"labels is {count}, and seed {seed} draws no docstring for the {task} task that fits in "
                 f"{longest} tokens; use more labels"
+            )
+    for (task, count), items in tuning_items.items():
+        if len(items) < 5:
+            raise ValueError(
+                f"only {len(items)} of {count} docstrings fit the {task} task in {longest} tokens, and the "
+                "choice of a learning rate needs 5; use more labels, or a model with more positions"
             )
 
     sampled = {task: make_items(task, backbone.tokenizer, train_functions, longest) for task in TASKS}
@@ -333,7 +343,7 @@ def main(argv: list[str] | None = None) -> None:
                 attempt = partial(run_arm, backbone, task, arm, options.steps)
                 key = (task, arm, min(count, MAX_TUNING_LABELS))
                 if key not in hyperparameters:
-                    tuning = make_items(task, backbone.tokenizer, draw(train_functions, key[2], 0), longest)
+                    tuning = tuning_items[task, key[2]]
                     hyperparameters[key] = choose_hyperparameter(task, arm, tuning, partial(attempt, 0))
                 tuning_seconds = time.monotonic() - run_start
                 train = train_items[task, count, seed]

@@ -85,12 +85,14 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument(
         "--record",
         type=Path,
-        default=ROOT / "docs" / "runs",
         metavar="FOLDER",
-        help="folder for the records (default: docs/runs)",
+        help="folder for the records (default: docs/runs; --quick has no default)",
     )
     options = parser.parse_args(argv)
     with exit_on_bad_input():
+        if options.quick and options.record is None:
+            raise ValueError("the records of --quick would replace those in docs/runs; add --record FOLDER")
+        options.record = options.record or ROOT / "docs" / "runs"
         succeeded = measure(options, clean_arguments(argv))
     raise SystemExit(0 if succeeded else 1)
 

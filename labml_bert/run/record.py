@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 
+from labml_bert.checks import LARGEST_SIZE
 from labml_bert.files import partial_path, write_whole
 from labml_bert.stdout import console, display_path, print_note
 from labml_bert.training.device import choose_precision
@@ -163,11 +164,13 @@ def clean_arguments(argv: list[str] | None) -> list[str]:
 
 
 def at_least_one(options: object, *names: str) -> None:
-    """Raises `ValueError` if one of the options is below 1. An option that is `None` isn't checked."""
+    """Raises `ValueError` if an option is below 1 or very large. An option that is `None` isn't checked."""
     for name in names:
         value = getattr(options, name)
         if value is not None and value < 1:
             raise ValueError(f"{name} is {value}; it must be at least 1")
+        if value is not None and value > LARGEST_SIZE:
+            raise ValueError(f"{name} is {value}; it must be at most {LARGEST_SIZE:,}")
 
 
 def average_losses(losses: list[float], points: int = 20) -> list[float]:

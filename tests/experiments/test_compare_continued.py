@@ -1,5 +1,6 @@
 """The comparison of continued pretraining with training from scratch."""
 
+import contextlib
 import json
 import runpy
 from pathlib import Path
@@ -130,6 +131,27 @@ def test_the_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fingerprints = script["fingerprints"]
     assert {*fingerprints(record)} == {*script["VARIANTS"]}
     assert str(tmp_path) not in path.read_text()
+
+
+@pytest.mark.processes
+def test_only_a_complete_record_replaces_an_earlier_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run_seed(options, corpus, seed):
+        if seed == stop:
+            raise KeyboardInterrupt
+        return {}, {"seed": seed, "variants": []}
+
+    def seeds() -> list[int]:
+        return [result["seed"] for result in json.loads(path.read_text())["result"]["continued"]]
+
+    monkeypatch.setitem(main.__globals__, "run_seed", run_seed)
+    (tmp_path / "text.txt").write_text(small_text(600))
+    path, corpus = tmp_path / "record.json", tmp_path / "text.txt"
+    for count, stop, expected in ((3, 2, [0, 1]), (3, 3, [0, 1, 2]), (4, 2, [0, 1, 2]), (2, 2, [0, 1])):
+        with pytest.raises(SystemExit) if stop < count else contextlib.nullcontext():
+            main([f"--corpus={corpus}", f"--old-corpus={corpus}", f"--seeds={count}", f"--record={path}"])
+        assert seeds() == expected
 
 
 @pytest.mark.parametrize(

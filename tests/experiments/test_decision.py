@@ -3,8 +3,9 @@
 import math
 import random
 import statistics
+from collections import Counter
 from functools import cache
-from itertools import product
+from itertools import combinations, product
 
 import numpy
 import pytest
@@ -15,6 +16,7 @@ from experiments.claims.decision import (
     LOOKS,
     RULE_LEVEL,
     Interval,
+    count_orders,
     decide,
     difference,
     proportion_difference,
@@ -57,6 +59,16 @@ def test_a_bound_by_ranks_is_below_the_truth_nineteen_times_in_twenty() -> None:
     assert ratio_lower_bound([10.0, 20.0, 30.0], [1.0, 2.0, 3.0]) == 10 / 3, "the smallest of 3 times 3"
     assert ratio_lower_bound([1.0, 2.0], [3.0, 4.0]) == 0, "too few for a bound"
     assert ratio_lower_bound([10.0, 20.0, 30.0], [1.0, 2.0, 3.0], 0.991) == 0, "too few at this level"
+
+
+def test_the_number_of_orders_is_that_of_counting_them_one_by_one() -> None:
+    for n, m in product(range(6), range(6)):
+        orders = combinations(range(n + m), n)
+        counts = Counter(sum(ranks) - n * (n - 1) // 2 for ranks in orders)
+        assert [count_orders(n, m, below) for below in range(n * m + 1)] == [
+            counts[below] for below in range(n * m + 1)
+        ]
+    assert sum(count_orders(12, 12, below) for below in range(145)) == math.comb(24, 12)
 
 
 def test_a_bound_does_not_fall_when_a_run_lasts_longer() -> None:

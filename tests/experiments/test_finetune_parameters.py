@@ -218,6 +218,7 @@ def test_the_command_and_its_record(
         (["--labels", "10"], "10 labels for the training set; it has 60, so choose from 20 to 60"),
         (["--labels", "61"], "61 labels for the training set; it has 60"),
         (["--labels", "few"], "--labels is 'few'; use a number, or all"),
+        (["--labels", "20", "20"], "--labels has '20' twice; leave one out"),
         (["--seeds", "0"], "seeds is 0"),
         (["--model", "missing"], "missing"),
         (["--device", "tpu"], "tpu"),
@@ -233,3 +234,16 @@ def test_bad_input(
     monkeypatch.setattr(finetune_parameters, "read_functions", lambda: (FUNCTIONS[:60], FUNCTIONS[60:90]))
     model = [] if "--model" in arguments else ["--model", str(backbone.folder)]
     assert_fails(finetune_parameters.main, [*model, *arguments], message, capsys)
+
+
+def test_too_few_items_for_a_learning_rate_are_an_error_before_the_first_run(
+    backbone: Backbone, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In the task span, a docstring with one parameter has no items."""
+    single = Function(FUNCTIONS[0].words[:3], FUNCTIONS[0].is_parameter[:3])
+    functions = [FUNCTIONS[0], *[single] * 19]
+    monkeypatch.setattr(finetune_parameters, "read_functions", lambda: (functions, FUNCTIONS[60:90]))
+    monkeypatch.setattr(finetune_parameters, "run_arm", lambda *words: pytest.fail("a run has started"))
+    arguments = ["--model", str(backbone.folder), "--labels", "all"]
+    message = "of 20 docstrings fit the span task in 48 tokens"
+    assert_fails(finetune_parameters.main, arguments, message, capsys)

@@ -30,6 +30,10 @@ SCRIPT = ROOT / "experiments" / "speed" / "gpu.py"
         (["--device", "cuda:99"], "device 'cuda:99' is not available"),
         (["--device", "cpu", "--minutes", "0"], "minutes is 0; it must be above 0"),
         (["--device", "cpu", "--record", "missing"], "cannot write 'missing/gpu.json'"),
+        (
+            ["--device", "cpu", "--quick"],
+            "the records of --quick would replace those in docs/runs; add --record",
+        ),
     ],
 )
 def test_bad_input_is_one_line(

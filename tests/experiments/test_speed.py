@@ -98,6 +98,7 @@ def test_the_third_peer_computes_a_different_model(module: dict) -> None:
 
 BAD_INPUT = {
     "no rounds": (["--rounds", "0"], "rounds is 0; it must be at least 1"),
+    "batch too large": (["--batch-size", "9" * 20], "it must be at most 2,147,483,647"),
     "no batch": (["--batch-size", "0"], "batch_size is 0"),
     "no length": (["--length", "-3"], "length is -3"),
     "dropout of one": (["--dropout", "0.1", "1"], "dropout is 1.0; it must be in [0, 1)"),
