@@ -38,7 +38,7 @@ import torch
 from rich.table import Table
 from tokenizers import Tokenizer
 
-from labml_bert.backbone import text_has_changed
+from labml_bert.backbone import load_run_state, text_has_changed
 from labml_bert.baselines.ngrams import NgramModel
 from labml_bert.data.corpora import load_corpus
 from labml_bert.data.sentences import split_sentences
@@ -48,7 +48,6 @@ from labml_bert.run.record import at_least_one, check_record, describe_run, desc
 from labml_bert.run.terminal import OneLineParser, exit_on_bad_input
 from labml_bert.score import token_log_probs
 from labml_bert.stdout import console, display_path, print_note, printable
-from labml_bert.training.checkpoint import CHECKPOINT, load_checkpoint
 
 # We use sentences of at least `FEWEST_WORDS` and at most `MOST_WORDS` words. In a shorter sentence, there's
 # too little to scramble.
@@ -237,8 +236,7 @@ def main(argv: list[str] | None = None) -> None:
         check_record(options.record, "acceptability")
     model, tokenizer = load_model(run_path)
     # A record has to say how the model was trained, and only the checkpoint of a run says so.
-    is_run = (run_path / CHECKPOINT).is_file() or options.record is not None
-    run_state = load_checkpoint(run_path)[0] if is_run else None
+    run_state = load_run_state(run_path, is_required=options.record is not None)
     name = options.corpus
     configuration = run_state["configuration"] if run_state else {}
     if name is None:

@@ -29,7 +29,7 @@ from typing import Annotated, Any
 import tyro
 from tokenizers import Tokenizer
 
-from labml_bert.backbone import text_has_changed
+from labml_bert.backbone import load_run_state, text_has_changed
 from labml_bert.data.corpora import absolute_path
 from labml_bert.data.curriculum import length_at, parse_schedule, stage_ends
 from labml_bert.data.masked_text import MaskedText
@@ -44,7 +44,6 @@ from labml_bert.run.experiment import Run
 from labml_bert.run.launch import launch
 from labml_bert.run.options import RunOptions
 from labml_bert.stdout import display_path
-from labml_bert.training.checkpoint import load_checkpoint
 from labml_bert.training.distributed import rank
 from labml_bert.training.evaluation import evaluate_masked_lm
 from labml_bert.training.optimization import OptimizerName
@@ -124,16 +123,14 @@ def check_old_text(folder: Path, name: str, sha256: str) -> None:
     Raises `ValueError` if the run in `folder`, or in the folder above it, was trained on the old text, called
     `name`, and the text has changed since then. The run may have been trained on what is held out now.
     """
-    for path in (folder, folder.parent):
-        try:
-            configuration = load_checkpoint(path)[0]["configuration"]
-        except ValueError:  # A model folder needs no checkpoint, so it may be damaged or missing.
-            continue
-        if text_has_changed(configuration, name, sha256):
-            raise ValueError(
-                "the old text has changed since the model in --from was trained on it; use the text as it "
-                "was then, or another --old-corpus"
-            )
+    run_state = None
+    with contextlib.suppress(ValueError):  # A model folder needs no checkpoint, so it may be damaged.
+        run_state = load_run_state(folder)
+    if run_state and text_has_changed(run_state["configuration"], name, sha256):
+        raise ValueError(
+            "the old text has changed since the model in --from was trained on it; use the text as it was "
+            "then, or another --old-corpus"
+        )
 
 
 def main(run: Run, options: Options) -> None:

@@ -36,7 +36,7 @@ import torch
 from rich.table import Table
 from torch import Tensor
 
-from labml_bert.backbone import check_python_docs
+from labml_bert.backbone import check_python_docs, load_run_state
 from labml_bert.baselines.tfidf import check_scikit_learn_is_here, words
 from labml_bert.data.docstring_tasks import Docstring, distinct_docstrings
 from labml_bert.embed import cosines, embed, fit_whitening, mean_cosine, mrr_and_recall, ranks, train_simcse
@@ -45,7 +45,6 @@ from labml_bert.labeled_text import Example
 from labml_bert.run.record import at_least_one, check_record, describe_run, describe_training, finish
 from labml_bert.run.terminal import OneLineParser, exit_on_bad_input
 from labml_bert.stdout import console, display_path
-from labml_bert.training.checkpoint import CHECKPOINT, load_checkpoint
 
 # A summary must have at least this many words: "Constructor." would fit many descriptions.
 FEWEST_WORDS = 4
@@ -215,8 +214,7 @@ def main(argv: list[str] | None = None) -> None:
         check_record(options.record, "retrieval")
     load_model(run_path)
     # A record has to say how the model was trained, and only the checkpoint of a run says so.
-    is_run = (run_path / CHECKPOINT).is_file() or options.record is not None
-    run_state = load_checkpoint(run_path)[0] if is_run else None
+    run_state = load_run_state(run_path, is_required=options.record is not None)
     check_python_docs(run_state["configuration"] if run_state else {})
     split = split_pairs(distinct_docstrings())
     if options.validate:

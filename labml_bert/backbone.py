@@ -71,18 +71,17 @@ def load_backbone(folder: Path, device: torch.device) -> Backbone:
 
 def read_pretraining(folder: Path) -> dict[str, Any] | None:
     """
-    Describes the run that trained the model in `folder`, from the checkpoint in the parent folder. Returns
-    `None` if there is no checkpoint. If it can't be read, prints a note and returns `None` too.
+    Describes the run that trained the model in `folder`, from the run's checkpoint. Returns `None` if there
+    is no checkpoint. If it can't be read, prints a note and returns `None` too.
 
     Raises `ValueError` if `check_python_docs` refuses the run.
     """
-    # Without `resolve`, the parent of `.` or of a link isn't the folder of the run.
-    run_path = folder.resolve().parent
     try:
-        run_state = load_checkpoint(run_path)[0]
+        run_state = load_run_state(folder)
     except ValueError as error:
-        if (run_path / CHECKPOINT).exists():
-            print_note(f"{error}; without it, the model's pretraining is unknown")
+        print_note(f"{error}; without it, the model's pretraining is unknown")
+        return None
+    if run_state is None:
         return None
     configuration = run_state["configuration"]
     check_python_docs(configuration)
@@ -90,12 +89,29 @@ def read_pretraining(folder: Path) -> dict[str, Any] | None:
     return {**values, "steps": run_state["step"], "seconds": run_state["seconds"]}
 
 
+def load_run_state(folder: Path, is_required: bool = False) -> dict[str, Any] | None:
+    """
+    Returns the state in the checkpoint of a run. `folder` is the folder of the run or of its model. Returns
+    `None` if there is no checkpoint.
+
+    Raises `ValueError` if the checkpoint can't be read, or if it's required and there is none.
+    """
+    # Without `resolve`, the parent of `.` or of a link isn't the folder of the run.
+    for path in (folder, folder.resolve().parent):
+        if (path / CHECKPOINT).is_file():
+            return load_checkpoint(path)[0]
+    return load_checkpoint(folder)[0] if is_required else None
+
+
 def text_has_changed(configuration: dict[str, Any], name: str, sha256: str) -> bool:
     """
-    Whether a run with this `configuration` was trained on the text called `name` when its sha256 wasn't this
-    `sha256`. What is held out now may have been training text then.
+    Whether a run with this `configuration`, or the run that it continued, was trained on the text called
+    `name` when its sha256 wasn't this `sha256`. What is held out now may have been training text then.
     """
-    return configuration.get("corpus") == name and configuration.get("corpus_sha256", sha256) != sha256
+    return any(
+        configuration.get(key) == name and configuration.get(f"{key}_sha256") != sha256
+        for key in ("corpus", "old_corpus")
+    )
 
 
 def check_python_docs(configuration: dict[str, Any]) -> None:
@@ -103,8 +119,9 @@ def check_python_docs(configuration: dict[str, Any]) -> None:
     Raises `ValueError` if a run with this `configuration` has read the docstrings of another version of
     Python. Texts that we take for new could then be among those that the model was trained on.
     """
-    is_python_docs = configuration.get("corpus") == "python-docs"
-    if is_python_docs and configuration.get("corpus_sha256") != load_corpus("python-docs").sha256:
+    name = "python-docs"
+    is_read = name in (configuration.get("corpus"), configuration.get("old_corpus"))
+    if is_read and text_has_changed(configuration, name, load_corpus(name).sha256):
         raise ValueError("the model has read the docstrings of another Python; use the same version")
 
 

@@ -63,14 +63,19 @@ def test_a_model_that_has_read_the_docstrings_of_another_python_is_refused(
 ) -> None:
     configuration = {"corpus": "python-docs", "corpus_sha256": "0"}
     state = {"configuration": configuration, "step": 1, "seconds": 1.0}
-    folder = save(tmp_path)
+    folder = save(tmp_path / "model")
+    (tmp_path / CHECKPOINT).touch()
     monkeypatch.setattr(backbone, "load_checkpoint", lambda path: (state, {}))
     with pytest.raises(ValueError, match="the docstrings of another Python"):
         backbone.load_backbone(folder, CPU)
     del configuration["corpus_sha256"]
     with pytest.raises(ValueError, match="the docstrings of another Python"):
         backbone.load_backbone(folder, CPU)
-    configuration["corpus"] = "my.txt"
+    # The run continued one that had read them.
+    configuration |= {"corpus": "my.txt", "old_corpus": "python-docs", "old_corpus_sha256": "0"}
+    with pytest.raises(ValueError, match="the docstrings of another Python"):
+        backbone.load_backbone(folder, CPU)
+    configuration["old_corpus"] = "old.txt"
     assert backbone.load_backbone(folder, CPU).folder == folder
 
 
@@ -78,6 +83,7 @@ def test_the_run_is_found_however_the_folder_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = save(tmp_path / "run" / "model")
+    (tmp_path / "run" / CHECKPOINT).touch()
     (tmp_path / "link").symlink_to(folder)
     parents: list[Path] = []
     state = {"configuration": {}, "step": 1, "seconds": 1.0}

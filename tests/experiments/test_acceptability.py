@@ -4,12 +4,14 @@ import json
 import math
 import random
 import runpy
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
 from scipy import stats
 
+from labml_bert import backbone
 from labml_bert.baselines.ngrams import NgramModel, ngram_baselines
 from labml_bert.data.tokenizers import character_tokenizer, special_token_ids, word_tokenizer
 from labml_bert.training.checkpoint import load_checkpoint
@@ -171,8 +173,9 @@ def test_a_text_that_has_changed_is_not_held_out(
     """The new held-out part could be text that the model was trained on."""
     state = load_checkpoint(run_folder)[0]
     state["configuration"]["corpus_sha256"] = "0"
-    monkeypatch.setitem(script["make_record"].__globals__, "load_checkpoint", lambda path: (state, {}))
-    assert_fails(main, ["--run", str(run_folder)], "was trained on another text than", capsys)
+    monkeypatch.setattr(backbone, "load_checkpoint", lambda path: (state, {}))
+    for folder in (run_folder, run_folder / "model"):
+        assert_fails(main, ["--run", str(folder)], "was trained on another text than", capsys)
     # The checkpoint of another program may not name its text.
     del state["configuration"]["corpus"], state["configuration"]["corpus_sha256"]
     words = ["--sentences", "10", "--corpus", str(run_folder.parents[2] / "text.txt")]
@@ -185,6 +188,7 @@ def test_a_text_that_has_changed_is_not_held_out(
 
 
 def test_a_record_needs_a_run(run_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["--run", str(run_folder / "model"), "--record", str(tmp_path / "record.json")]
+    shutil.copytree(run_folder / "model", tmp_path / "model")
+    arguments = ["--run", str(tmp_path / "model"), "--record", str(tmp_path / "record.json")]
     assert_fails(main, arguments, "there is no run at", capsys)
-    assert list(tmp_path.iterdir()) == []
+    assert list(tmp_path.iterdir()) == [tmp_path / "model"]

@@ -2,11 +2,13 @@
 
 import json
 import runpy
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
 
+from labml_bert import backbone
 from labml_bert.data.docstring_tasks import Docstring
 from labml_bert.embed import cosines
 from tests.support.runs import small_text
@@ -110,6 +112,7 @@ def test_the_record(run_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixt
     assert str(run_folder) not in path.read_text()
 
 
+@pytest.mark.processes
 @pytest.mark.usefixtures("few_docstrings")
 def test_validation_needs_no_record_and_uses_training_pairs(
     run_folder: Path, capsys: pytest.CaptureFixture[str]
@@ -141,11 +144,13 @@ def test_a_run_on_the_docstrings_of_another_python_is_refused(
     run_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     state = {"configuration": {"corpus": "python-docs", "corpus_sha256": "0"}}
-    monkeypatch.setitem(script["split_pairs"].__globals__, "load_checkpoint", lambda path: (state, {}))
-    assert_fails(main, ["--run", str(run_folder)], "the docstrings of another Python", capsys)
+    monkeypatch.setattr(backbone, "load_checkpoint", lambda path: (state, {}))
+    for folder in (run_folder, run_folder / "model"):
+        assert_fails(main, ["--run", str(folder)], "the docstrings of another Python", capsys)
 
 
 def test_a_record_needs_a_run(run_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["--run", str(run_folder / "model"), "--record", str(tmp_path / "record.json")]
+    shutil.copytree(run_folder / "model", tmp_path / "model")
+    arguments = ["--run", str(tmp_path / "model"), "--record", str(tmp_path / "record.json")]
     assert_fails(main, arguments, "there is no run at", capsys)
-    assert list(tmp_path.iterdir()) == []
+    assert list(tmp_path.iterdir()) == [tmp_path / "model"]
