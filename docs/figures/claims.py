@@ -22,6 +22,7 @@ from docs.literate.rows import PageError
 from docs.project import ROOT
 from experiments.claims.analysis import COUNTED, FRACTIONS, HIGHER_IS_BETTER, RATIOS, Analysis, Effect, Row
 from experiments.claims.decision import FIRST_SEED, LEVEL, LOOKS, RULE_LEVEL, Interval, is_fresh, mean
+from experiments.claims.training import EVALUATIONS
 
 CLAIMS = ROOT / "experiments" / "claims" / "claims.toml"
 # Metrics shown as percentages; their differences are in percentage points.
@@ -57,7 +58,7 @@ class Claim(Analysis):
         rows: list[Row] = []
         step_seconds = {}
         self.confirmation: Analysis | None = None
-        if record is not None:
+        if record is not None and record.data.get("is_finished", True):
             # The search for a learning rate has its own seed, above all others.
             step_seconds = record.data.get("step_seconds", {})
             fresh_rows = [row for row in record.data["table"] if self.is_fresh(row)]
@@ -87,7 +88,7 @@ class Claim(Analysis):
 
     def is_finished(self) -> bool:
         """Whether all runs and the times of their steps are recorded."""
-        has_times = self.record is not None and bool(self.record.data["step_seconds"])
+        has_times = bool(self.step_seconds)
         return has_times and all(len(self.of(arm)) >= self.count_expected_runs() for arm in self.arms)
 
     def evidence(self) -> Analysis:
@@ -275,6 +276,7 @@ DEFAULTS: dict[str, Any] = {
     "job": "",
     "seeds": 0,
     "over_grid": False,
+    "evaluations": EVALUATIONS,
 }
 
 

@@ -135,7 +135,7 @@ class Analysis:
             return float(step * row["batch_tokens"])
         times = self.step_seconds[row["arm"]]
         starts = [start for start, _ in row["lengths"]]
-        ends = [*starts[1:], math.inf]
+        ends = [*starts, math.inf][1:]
         return sum(
             times[str(length)] * max(0.0, min(step, end) - start)
             for (start, length), end in zip(row["lengths"], ends, strict=True)
@@ -150,7 +150,7 @@ class Analysis:
                     step = before[0] + (step - before[0]) * (before[1] - goal) / (before[1] - loss)
                 return Arrival(max(self.cost_at(row, step, metric), 1e-9), True)
             before = None if loss is None else (step, loss)
-        return Arrival(self.cost_at(row, row["curve"][-1][0], metric), False)
+        return Arrival(max(self.cost_at(row, row["curve"][-1][0], metric), 1e-9), False)
 
     def times(self, test: dict[str, Any]) -> tuple[list[Arrival], list[Arrival]]:
         """Returns the arrivals of the better and of the worse variant's runs at the loss of a test."""

@@ -64,8 +64,8 @@ def main(argv: list[str] | None = None) -> None:
     )
     parser.add_argument("--device", default="auto", help="cpu, cuda, or the GPU if there is one")
     arguments = parser.parse_args(argv)
-    claims = read_claims(CLAIMS) | read_claims(STUDIES)
     with exit_on_bad_input():
+        claims = read_claims(CLAIMS) | read_claims(STUDIES)
         unknown_names = [name for name in arguments.claim if name not in claims]
         if unknown_names:
             raise ValueError(f"no claim {unknown_names[0]!r}; choose from {', '.join(claims)}")

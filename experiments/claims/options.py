@@ -194,6 +194,12 @@ def read_options(kind: str, values: OptionValues) -> WindowOptions | PairOptions
     names = {field.name for field in fields(options)}
     if unknown := values.keys() - names:
         raise ValueError(f"no option {min(unknown)!r} for {kind!r}; choose from {', '.join(sorted(names))}")
+    for field in fields(options):
+        value = values.get(field.name)
+        # A Boolean is an integer too, and an integer is a valid `float`.
+        kinds = [type(field.default)] if type(field.default) in (str, bool) else [int, float]
+        if value is not None and type(value) not in kinds:
+            raise ValueError(f"{field.name} is {value!r}, which has the wrong type")
     result = options(**values)
     if isinstance(result, WindowOptions):
         changes = {

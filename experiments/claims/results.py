@@ -124,6 +124,8 @@ class Results:
             self.recorded_rows = {row_key(row): row for row in self.record["table"]}
             self.check()
             name = self.record["claim"].get("name", claim.name)
+            if self.record["claim"] and not self.has_same_runs(self.record["claim"]):
+                self.recorded_rows = {}
         except BlockingIOError:
             raise ValueError(
                 f"another process is running this claim in {self.path}; wait until it ends"
@@ -132,7 +134,7 @@ class Results:
             raise ValueError(
                 f"cannot use {self.path}: {error.strerror or error}; choose another --record"
             ) from None
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError):
             raise ValueError(f"{self.path} is not a record of a claim; move it to start over") from None
         if name != claim.name:
             raise ValueError(
@@ -159,33 +161,47 @@ class Results:
         if type(self.record["table"]) is not list:
             raise ValueError("the table is no list")
         heads = {"claim", "step_seconds", "commit", "versions", "hardware"}
-        parts = {"arm", "seed", "options", "result", "core_seconds", "curve", "lengths", "unigram_loss"}
-        if heads - self.record.keys() or any(parts - row.keys() for row in self.recorded_rows.values()):
+        if heads - self.record.keys():
             raise ValueError("something is missing")
         for row in self.recorded_rows.values():
+            if not all(type(row[key]) is dict for key in ("options", "point", "result")):
+                raise ValueError("the options, the point or the result have the wrong type")
             versions = row.get("versions", self.record["versions"])
             steps = [step for step, _ in (*row["lengths"], *row["curve"])]
             integers = [row["seed"], *steps, *(length for _, length in row["lengths"])]
             if type(versions["python"]) is not str or any(type(value) is not int for value in integers):
                 raise ValueError("a version, a seed, a step or a length has the wrong type")
-            if not row["curve"] or not row["lengths"]:
-                raise ValueError("a curve or the lengths are empty")
-            losses = [row["result"]["loss"], *(loss for _, loss in row["curve"])]
+            # A run that starts with NaN takes no steps, so it has no lengths.
+            if not row["curve"] or bool(row["lengths"]) != (row["curve"][0][1] is not None):
+                raise ValueError("the curve is empty, or it doesn't fit the lengths")
+            # A run whose loss isn't finite has no loss, and so no scores either.
+            losses = [row["result"]["loss"], *row["result"].values(), *(loss for _, loss in row["curve"])]
+            numbers = [row["result"]["failed"], *(row[key] for key in ("core_seconds", "unigram_loss"))]
+            numbers += [row["batch_tokens"], *(loss for loss in losses if loss is not None)]
             # `isfinite` raises `TypeError` if a value isn't a number.
-            for value in (*losses, row["core_seconds"], row["unigram_loss"]):
-                math.isfinite(0 if value is None else value)
-            describe_result(row)
-        for arm, times in self.record["step_seconds"].items():
-            rows = [row for row in self.recorded_rows.values() if row["arm"] == arm]
+            if not all(map(math.isfinite, numbers)):
+                raise ValueError("a number isn't finite")
+        for times in self.record["step_seconds"].values():
             if not all(math.isfinite(seconds) for seconds in times.values()):
                 raise ValueError("a time isn't finite")
-            if {str(length) for row in rows for _, length in row["lengths"]} - times.keys():
-                raise ValueError("the time of a step is missing")
 
-    def write(self) -> None:
-        """Writes the record with the rows needed so far and the recorded rows that may still be needed."""
-        table = [*{**self.rows, **self.recorded_rows}.values()]
-        self.record |= {"claim": asdict(self.claim), "table": table}
+    def has_same_runs(self, entry: dict[str, Any]) -> bool:
+        """Whether the runs of a recorded claim are of the same kind as ours and have as many evaluations."""
+        evaluations = entry.get("evaluations", EVALUATIONS)
+        return bool(entry.get("job") == self.claim.job and evaluations == self.claim.evaluations)
+
+    def has_scores(self, row: dict[str, Any]) -> bool:
+        """Whether a recorded run has the scores that this claim needs, or needs none."""
+        needs_scores = row["seed"] != TUNING_SEED and row["result"]["loss"] is not None
+        return not needs_scores or {*(self.claim.scores or ())} <= row["result"].keys()
+
+    def write(self, is_finished: bool = False) -> None:
+        """
+        Writes the record with the rows needed so far and the recorded rows that may still be needed. Until
+        `is_finished`, they can include rows of an earlier version of the claim, so nobody should read them.
+        """
+        table = [*{**self.rows, **self.recorded_rows, **self.rows}.values()]
+        self.record |= {"claim": asdict(self.claim), "table": table, "is_finished": is_finished}
         write_whole(self.path, json.dumps(self.record, indent=1))
 
     def get_row(self, arm: str, seed: int, point: OptionValues) -> dict[str, Any]:
@@ -197,13 +213,13 @@ class Results:
         options = self.claim.options_of(arm, point)
         row: dict[str, Any] = {"arm": arm, "seed": seed, "options": options, "point": point}
         key = row_key(row)
-        if key in self.recorded_rows:
+        if key in self.recorded_rows and self.has_scores(self.recorded_rows[key]):
             self.rows[key] = self.recorded_rows[key]
         elif key not in self.rows:
             self.check_python(options.get("corpus", "python-docs"))
             result = self.find_in_other_claims(row) or {**self.run_once(options, seed), **self.source}
             self.rows[key] = {**row, **result}
-            if seed in self.claim.first_seeds():
+            if not self.claim.is_fresh(seed) or seed in self.claim.first_seeds():
                 # The recorded step times may belong to other options, so `complete` times the steps again.
                 self.record["step_seconds"] = {}
             self.write()
@@ -236,19 +252,17 @@ class Results:
         """
         if self.source["commit"] is None:
             return None
-        scores = set(self.claim.scores or ()) if new_row["seed"] != TUNING_SEED else set()
         for path in sorted(self.path.parent.glob("*.json")):
             if path == self.path:
                 continue
             try:
                 other = parse_json(read_checked(path))
                 for row in other["table"]:
-                    same = other["claim"]["job"] == self.claim.job
-                    same = same and all(
+                    same = self.has_same_runs(other["claim"]) and all(
                         row.get(key) == self.source[key] for key in ("commit", "versions", "hardware")
                     )
                     same = same and all(row[key] == new_row[key] for key in ("seed", "options"))
-                    if same and (row["result"]["loss"] is None or scores <= row["result"].keys()):
+                    if same and self.has_scores(row):
                         source = row.get("from", path.stem)
                         return {**row, "arm": new_row["arm"], "point": new_row["point"], "from": source}
             except (OSError, ValueError, KeyError, TypeError, AttributeError):
@@ -282,10 +296,12 @@ class Results:
         stale = pilots - self.rows.keys()
         for key in stale:
             del self.recorded_rows[key]
-        if stale or {*self.record["step_seconds"]} != {*self.claim.arms}:
+        if stale or {*self.record["step_seconds"]} != {*self.claim.arms} or self.lacks_times():
             self.time_steps()
         if self.claim.primary:
             self.confirm(self.claim.primary)
+        if not self.record.get("is_finished", True):
+            self.write(is_finished=True)
 
     def run_seeds(self, arm: str, seeds: range) -> None:
         """Runs an arm with these seeds at its best grid point or, with `over_grid`, at all grid points."""
@@ -302,6 +318,8 @@ class Results:
         for look in LOOKS:
             for arm in (test["better"], test["worse"]):
                 self.run_seeds(arm, self.claim.fresh_seeds(look))
+            if self.lacks_times():
+                self.time_steps()
             fresh = [row for row in self.rows.values() if self.claim.is_fresh(row["seed"])]
             decision = Analysis(asdict(self.claim), fresh, self.record["step_seconds"]).decision()
             console.print(f"  after {look} fresh seeds: {decision}")
@@ -310,6 +328,15 @@ class Results:
         if self.recorded_rows.keys() - self.rows.keys():
             self.recorded_rows = self.rows
             self.write()
+
+    def lacks_times(self) -> bool:
+        """Whether a run reached a length at which we haven't timed a step of its arm yet."""
+        times = self.record["step_seconds"]
+        return any(
+            str(length) not in times.get(row["arm"], {})
+            for row in self.rows.values()
+            for _, length in row["lengths"]
+        )
 
     def time_steps(self, rounds: int = 5, repeats: int = 10) -> None:
         """Times a step of each arm at each of its sequence lengths, in turn, and records the medians."""

@@ -249,6 +249,13 @@ def test_a_page_with_a_part_of_a_record(figure: str, tmp_path: Path) -> None:
     assert "1 of 3" in claims.details(claim)
 
 
+def test_a_claim_that_is_being_run_again_has_no_results(tmp_path: Path) -> None:
+    """Some of the recorded runs could have the options from before the claim was edited."""
+    claim = written(tmp_path, record([10, 10.5, 11], [30, 31, 32], is_finished=False))
+    assert claim.verdict() == "not run yet" and claims.drawing(claim).startswith("<!--")
+    assert claims.describe_gain(claim, "lower") == "not measured yet"
+
+
 def test_only_the_search_is_there(tmp_path: Path) -> None:
     claim = written(tmp_path, record([], [], step_seconds={}))
     assert claim.verdict() == "not run yet"

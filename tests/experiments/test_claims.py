@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from experiments.claims import claims, scores
+from experiments.claims.analysis import Analysis
 from experiments.claims.options import WindowOptions, read_options
 from experiments.claims.results import TUNING_SEED, Claim, Results, read_claims
 from experiments.claims.training import Run, draw_batch, prepare, train
@@ -358,6 +359,16 @@ def test_an_unknown_option_is_rejected(options: dict[str, Any], kind: str, name:
 
 
 @pytest.mark.parametrize(
+    "values",
+    [{"tokens": "64"}, {"hidden_size": "128"}, {"causal": 1}, {"learning_rate": True}, {"schedule": 32},
+     {"final_mlm_probability": "0.3"}, {"batch_tokens": [64]}],
+)  # fmt: skip
+def test_an_option_of_the_wrong_type_is_rejected(values: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=f"{next(iter(values))} is .*, which has the wrong type"):
+        read_options("masked", {"tokens": 1, **values})
+
+
+@pytest.mark.parametrize(
     ("kind", "values"),
     [
         ("masked", {"causal": True, "positions": "rotary"}),
@@ -455,7 +466,14 @@ def git_outputs(monkeypatch: pytest.MonkeyPatch) -> dict[str, str | None]:
 
 
 # A new record stores its commit, which starts git: hence the marker `processes` on the tests below.
-PARTS = {"curve": [[0, 3.0]], "unigram_loss": 3.0, "lengths": [[0, 32]]}
+PARTS = {
+    "curve": [[0, 3.0]],
+    "unigram_loss": 3.0,
+    "lengths": [[0, 32]],
+    "batch_tokens": 64,
+    "core_seconds": 1.0,
+}
+NO_FAILURE = {"failed": 0.0}
 
 
 def small_claim(options: dict[str, Any], seeds: int = 2) -> Any:
@@ -511,7 +529,7 @@ def test_a_claim_does_not_continue_with_another_text(
     options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The text of the claims comes with Python, so another version has another text."""
-    monkeypatch.setattr(Results, "run_once", lambda *_: {"result": {"loss": 1.0}, "core_seconds": 1, **PARTS})
+    monkeypatch.setattr(Results, "run_once", lambda *_: {"result": {"loss": 1.0, **NO_FAILURE}, **PARTS})
     claim = small_claim({**options, "corpus": "python-docs"})
     results = Results(claim, tmp_path, CPU)
     results.get_row("short", 0, {"learning_rate": 1e-3})
@@ -554,7 +572,7 @@ def test_only_a_changed_arm_runs_again(
 
     def fake_run(self: Any, options: Any, seed: int) -> Any:
         runs.append(options)
-        return {"result": {"loss": 2.0}, "core_seconds": 0.0, **PARTS}
+        return {"result": {"loss": 2.0, **NO_FAILURE}, **PARTS}
 
     claim = small_claim(options)
     monkeypatch.setattr(Results, "run_once", fake_run)
@@ -570,13 +588,107 @@ def test_only_a_changed_arm_runs_again(
 
 
 @pytest.mark.processes
+def test_an_edited_claim_can_be_interrupted_in_its_search(
+    options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The new runs reach lengths whose steps nobody has timed yet."""
+
+    def fake_run(self: Results, options: dict[str, Any], seed: int) -> dict[str, Any]:
+        if len(runs) == most:
+            raise KeyboardInterrupt
+        runs.append(options)
+        lengths = [[0, int(options["schedule"])]]
+        return {"result": {"loss": 2.0, **NO_FAILURE}, **PARTS, "lengths": lengths}
+
+    def read_record() -> dict[str, Any]:
+        return json.loads((tmp_path / "claims" / "small.json").read_text())
+
+    runs: list[dict[str, Any]] = []
+    monkeypatch.setattr(Results, "run_once", fake_run)
+    monkeypatch.setattr("experiments.claims.results.timed_step", lambda run, length: None)
+    grid = {"learning_rate": [1e-3, 3e-3]}
+    for schedule, most in (("16", 99), ("32", 5)):
+        claim = Claim("small", "A claim", 1, 1, {"a": {}}, "masked", options | {"schedule": schedule}, grid)
+        if most == 5:
+            runs[3:] = []
+            with pytest.raises(KeyboardInterrupt):
+                Results(claim, tmp_path, CPU).complete()
+            assert not read_record()["is_finished"], "there are runs with the old and the new options"
+            most = 99
+        Results(claim, tmp_path, CPU).complete()
+        record = read_record()
+        assert record["is_finished"] and len(record["table"]) == 3
+        assert {*record["step_seconds"]["a"]} == {schedule}
+
+
+@pytest.mark.processes
+def test_a_fresh_seed_that_gets_further_than_the_pilots_is_timed(
+    options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fake_run(self: Results, options: dict[str, Any], seed: int) -> dict[str, Any]:
+        lengths = [[0, 8], [2, 16]] if seed >= 10 else [[0, 8]]
+        curve = [[0, 3.0], [4, 2.0]]
+        return {"result": {"loss": 2.0, **NO_FAILURE}, **PARTS, "lengths": lengths, "curve": curve}
+
+    monkeypatch.setattr(Results, "run_once", fake_run)
+    monkeypatch.setattr("experiments.claims.results.timed_step", lambda run, length: None)
+    arms: dict[str, Any] = {"a": {}, "b": {"weight_decay": 0.1}}
+    test = {"says": "faster", "better": "a", "worse": "b", "metric": "seconds", "below": 0.5}
+    claim = Claim(
+        "small", "A claim", 1, 1, arms, "masked", options, tests=[test], primary="faster", delta=1.1
+    )
+    Results(claim, tmp_path, CPU).complete()
+    record = json.loads((tmp_path / "claims" / "small.json").read_text())
+    assert {arm: {*times} for arm, times in record["step_seconds"].items()} == {
+        "a": {"8", "16"},
+        "b": {"8", "16"},
+    }
+
+
+@pytest.mark.processes
+def test_runs_of_another_kind_or_without_the_scores_are_not_reused(
+    options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs: list[int] = []
+
+    def fake_run(self: Results, options: dict[str, Any], seed: int) -> dict[str, Any]:
+        runs.append(seed)
+        scores = dict.fromkeys(self.claim.scores or (), 0.5)
+        return {"result": {"loss": 2.0, **NO_FAILURE, **scores}, **PARTS}
+
+    def complete(scores: list[str], job: str = "masked", evaluations: int = 40) -> int:
+        runs.clear()
+        arms: dict[str, Any] = {"a": {}}
+        claim = Claim("small", "A", 2, 1, arms, job, options, scores=scores, evaluations=evaluations)
+        Results(claim, tmp_path, CPU).complete()
+        assert len(rows_of(tmp_path)) == 2
+        return len(runs)
+
+    monkeypatch.setattr(Results, "run_once", fake_run)
+    monkeypatch.setattr(Results, "time_steps", lambda self: self.write())
+    assert complete([]) == 2
+    assert complete(["probe"]) == 2 and complete(["probe"]) == 0 and complete([]) == 0
+    assert complete([], evaluations=20) == 2 and complete([], evaluations=20) == 0
+    assert complete([], "pairs", 20) == 2 and complete([], "pairs", 20) == 0
+
+
+def test_a_run_that_starts_with_nan_is_in_a_valid_record(tmp_path: Path) -> None:
+    text = WHOLE.replace('"loss": 1.0', '"loss": null').replace("[[0, 3.0]]", "[[0, null]]")
+    (tmp_path / "claims").mkdir()
+    (tmp_path / "claims" / "head.json").write_text(text.replace("[[0, 16]]", "[]"))
+    (row,) = Results(CLAIMS["head"], tmp_path, CPU).recorded_rows.values()
+    analysis = Analysis({}, [row], {"both": {}})
+    assert analysis.arrival(row, 2.0, "seconds") == (1e-9, False)
+
+
+@pytest.mark.processes
 def test_each_arm_uses_the_best_point_of_its_grid(
     options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fake_run(self: Any, options: Any, seed: int) -> Any:
         best = 3e-3 if options["schedule"] == "32" else 1e-3
         loss = None if options["learning_rate"] != best else 2.0
-        return {"result": {"loss": loss}, "core_seconds": 0.0, **PARTS}
+        return {"result": {"loss": loss, **NO_FAILURE}, **PARTS}
 
     monkeypatch.setattr(Results, "run_once", fake_run)
     monkeypatch.setattr(Results, "time_steps", lambda self: self.write())
@@ -602,8 +714,8 @@ def test_a_baseline_is_trained_once_for_all_claims(
 
     def fake_run(self: Any, options: Any, seed: int) -> Any:
         runs.append((self.claim.name, seed))
-        result = {"loss": 2.0, **dict.fromkeys(self.claim.scores or (), 0.5)}
-        return {"result": result, "core_seconds": 1.0, **PARTS}
+        result = {"loss": 2.0, **NO_FAILURE, **dict.fromkeys(self.claim.scores or (), 0.5)}
+        return {"result": result, **PARTS}
 
     monkeypatch.setattr(Results, "run_once", fake_run)
     monkeypatch.setattr(Results, "time_steps", lambda self: self.write())
@@ -656,7 +768,7 @@ def test_fresh_seeds_are_run_until_the_rule_decides(
     def fake_run(self: Results, options: dict[str, Any], seed: int) -> dict[str, Any]:
         noise = random.Random(f"{options} {seed}").gauss(0, std)
         loss = 2.0 + noise + (gap if options.get("tied") is False else 0.0)
-        return {"result": {"loss": loss}, "core_seconds": 1.0, **PARTS}
+        return {"result": {"loss": loss, **NO_FAILURE}, **PARTS}
 
     monkeypatch.setattr(Results, "run_once", fake_run)
     monkeypatch.setattr(Results, "time_steps", lambda self: self.write())
@@ -686,7 +798,7 @@ def test_a_claim_without_pilots_begins_with_fresh_seeds(
 
     def fake_run(self: Results, options: dict[str, Any], seed: int) -> dict[str, Any]:
         loss = 2.0 + seed / 1000 + (1.0 if options.get("tied") is False else 0.0)
-        return {"result": {"loss": loss}, "core_seconds": 1.0, **PARTS}
+        return {"result": {"loss": loss, **NO_FAILURE}, **PARTS}
 
     def fake_times(self: Results) -> None:
         looks.append(len(self.rows))
@@ -756,12 +868,23 @@ def test_bad_options_give_a_one_line_error(words: list[str], capsys: pytest.Capt
 
 
 WHOLE = """{"claim": {}, "step_seconds": {}, "commit": "", "versions": {"python": "3"}, "hardware": {},
-"table": [{"arm": "both", "seed": 0, "options": {}, "result": {"loss": 1.0}, "core_seconds": 1.0,
-"curve": [[0, 3.0]], "unigram_loss": 3.0, "lengths": [[0, 16]]}
+"table": [{"arm": "both", "seed": 0, "options": {}, "point": {}, "result": {"loss": 1.0, "failed": 0.0},
+"core_seconds": 1.0, "curve": [[0, 3.0]], "unigram_loss": 3.0, "batch_tokens": 64, "lengths": [[0, 16]]}
 ]}"""
 DAMAGES = [
-    ('{"loss": 1.0}', "null"),
-    ('{"loss": 1.0}', "{}"),
+    ('{"loss": 1.0, "failed": 0.0}', "null"),
+    ('{"loss": 1.0, "failed": 0.0}', "{}"),
+    (', "failed": 0.0', ""),
+    ('"failed": 0.0', '"failed": null'),
+    ('"failed": 0.0', '"failed": 0.0, "package": "high"'),
+    ('"options": {}', '"options": []'),
+    ('"point": {}, ', ""),
+    ('"point": {}', '"point": 1'),
+    ('"batch_tokens": 64, ', ""),
+    ('"batch_tokens": 64', '"batch_tokens": "64"'),
+    ('"unigram_loss": 3.0', '"unigram_loss": null'),
+    ('"unigram_loss": 3.0', f'"unigram_loss": {10**400}'),
+    ('"core_seconds": 1.0', '"core_seconds": Infinity'),
     ('"loss": 1.0', '"loss": "low"'),
     ('"core_seconds": 1.0', '"core_seconds": null'),
     ('"step_seconds": {}', '"step_seconds": null'),
@@ -778,7 +901,6 @@ DAMAGES = [
     ("[[0, 3.0]]", '"abc"'),
     ('"unigram_loss": 3.0,', ""),
     ('"unigram_loss": 3.0', '"unigram_loss": "low"'),
-    ('"step_seconds": {}', '"step_seconds": {"both": {}}'),
     ('"step_seconds": {}', '"step_seconds": {"both": {"16": null}}'),
     ('"step_seconds": {}', '"step_seconds": {"both": {"16": "short"}}'),
 ]
