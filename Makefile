@@ -118,7 +118,7 @@ format: $(VENV)/.test
 	$(BIN)/ruff check --fix .
 
 clean:
-	rm -rf $(VENV) build site mutants docs/node_modules *.egg-info .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) build site mutants docs/written/* docs/node_modules *.egg-info .mypy_cache .ruff_cache .pytest_cache
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

@@ -3,6 +3,7 @@ Writes the pages of the site: `python -m docs`. With the argument `readme`, it u
 `README.md` instead.
 """
 
+import argparse
 import sys
 
 try:
@@ -20,16 +21,18 @@ def main(arguments: list[str]) -> None:
     Raises `PageError` if a source or a chapter has a mistake that would spoil its page, and `OSError` if a
     file can't be read or written.
     """
-    if not arguments:
+    parser = argparse.ArgumentParser(prog="python -m docs", description="Write the pages of the site.")
+    parser.add_argument(
+        "command", nargs="?", choices=["readme"], help="update the table of modules in README.md instead"
+    )
+    if parser.parse_args(arguments).command is None:
         write_site(SITE)
-    elif arguments == ["readme"]:
+    else:
         path = SITE.root / "README.md"
         sources = read_sources(SITE.root, SITE.folders)
         text = with_module_table(SITE, sources, path.read_text("utf-8"))
         with whole_file(path) as part:
             part.write_text(text, "utf-8")
-    else:
-        sys.exit("usage: python -m docs [readme]")
 
 
 if __name__ == "__main__":
@@ -38,3 +41,5 @@ if __name__ == "__main__":
     except (PageError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -5,6 +5,7 @@ generator, the command `python -m docs` is all you need.
 """
 
 import sys
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,8 @@ def on_config(config: Any) -> None:
     """MkDocs calls this once it has read its settings."""
     project = read_project()
     config.extra.update(serving=serving, project=project)
-    config.site_description, config.site_author = project.description, project.authors
+    # Material's templates insert both as they are.
+    config.site_description, config.site_author = map(escape, (project.description, project.authors))
     # `mkdocs serve` has set its own address by now.
     config.site_url = config.site_url or project.site_url or None
 

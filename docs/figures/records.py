@@ -61,17 +61,20 @@ def provenance(record: Record) -> str:
 
 def read_records(folder: Path = RUNS) -> dict[str, Record]:
     """
-    All records by name. Raises `PageError` for a file that isn't JSON, and for a name that would have to be
-    escaped in links and headings.
+    All records by name. Raises `PageError` for a file that isn't the record of an experiment, and for a name
+    that would have to be escaped in links and headings.
     """
     records = {}
     for path in sorted(folder.glob("*.json")):
         if not re.fullmatch(r"[\w.-]+", path.stem):
             raise PageError(f"{path}: use only letters, digits, dots and dashes in the name of a record")
         try:
-            records[path.stem] = Record(path.stem, parse_json(path.read_bytes()))
+            data = parse_json(path.read_bytes())
         except ValueError as error:
             raise PageError(f"{path}: not JSON: {error}") from None
+        if not (isinstance(data, dict) and data.keys() >= {"experiment", "command", "date", "hardware"}):
+            raise PageError(f"{path} is not a record of an experiment; remove it from docs/runs")
+        records[path.stem] = Record(path.stem, data)
     return records
 
 

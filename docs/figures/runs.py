@@ -19,6 +19,7 @@ from docs.figures.speed import ablation, modern_steps, speed
 from docs.literate.chart import Line, line_chart
 from docs.literate.names import Source
 from docs.literate.prose import cell, fence_code, wide
+from docs.literate.rows import PageError
 
 
 def results(record: Record) -> str:
@@ -156,50 +157,55 @@ def recorded_runs(source: Source, records: dict[str, Record]) -> str:
     if not mine:
         parts.append("No run has been recorded yet.\n\n")
     for record in mine:
-        sentence = f"{describe_check(record)}\n\n" if describe_check(record) else ""
-        if "pictures" in record.data:
-            pictures = (live.attention, live.positions, live.dense_layer, live.neighbors)
-            content = "\n\n".join(
-                [
-                    live.curves(record),
-                    live.moments(record, records.get("mlm_tiny")),
-                    facts(record),
-                    f"The modern encoder: {provenance(record.modern)}",
-                    *(picture(record) for picture in pictures),
-                ]
-            )
-        elif "history" in record.data:
-            content = f"{curves(record)}\n\n{results(record)}\n{facts(record)}"
-        elif "trained_parameters" in record.data:
-            tables = (
-                f"**{cell(task)}**\n\n{parameters_table(record, task)}" for task in record.data["tasks"]
-            )
-            content = "\n\n".join([*tables, f"F1 for tokens, accuracy for spans. {provenance(record)}"])
-        elif "table" in record.data:
-            content = comparison(record)
-        elif "speed" in record.data:
-            content = speed(record)
-        elif "modern_steps" in record.data:
-            content = modern_steps(record)
-        elif "ablation" in record.data:
-            content = ablation(record)
-        elif "parts" in record.data:
-            content = parts_table(record)
-        elif "growth" in record.data:
-            content = cost(record)
-        elif "retrieval" in record.data["result"]:
-            content = f"{retrieval_table(record)}\n\n{provenance(record)}"
-        elif "continued" in record.data["result"]:
-            content = f"{continued_table(record)}\n\n{provenance(record)}"
-        elif "wins" in record.data["result"]:
-            content = f"{wins_table(record)}\n\n{provenance(record)}"
-        else:
-            content = f"{attention.predictions(record)}\n\n{attention.mask_rows(record)}"
+        try:
+            check, content, title = describe_check(record), result_of(record, records), headline(record)
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            raise PageError(f"docs/runs/{record.name}.json is damaged ({error!r}); restore it") from None
         parts.append(f"### {record.name} {{#run-{record.name} data-search-exclude}}\n\n")
+        sentence = f"{check}\n\n" if check else ""
         content = f"{sentence}{fence_code('sh', record.data['command'])}\n{content}\n"
         # The first one is open. A page with ten open runs would be too long to read.
-        parts.append(content if record is mine[0] else fold(headline(record), content))
+        parts.append(content if record is mine[0] else fold(title, content))
     return "".join(parts)
+
+
+def result_of(record: Record, records: dict[str, Record]) -> str:
+    """The figures and tables of one recorded run, as Markdown."""
+    if "pictures" in record.data:
+        pictures = (live.attention, live.positions, live.dense_layer, live.neighbors)
+        return "\n\n".join(
+            [
+                live.curves(record),
+                live.moments(record, records.get("mlm_tiny")),
+                facts(record),
+                f"The modern encoder: {provenance(record.modern)}",
+                *(picture(record) for picture in pictures),
+            ]
+        )
+    if "history" in record.data:
+        return f"{curves(record)}\n\n{results(record)}\n{facts(record)}"
+    if "trained_parameters" in record.data:
+        tables = (f"**{cell(task)}**\n\n{parameters_table(record, task)}" for task in record.data["tasks"])
+        return "\n\n".join([*tables, f"F1 for tokens, accuracy for spans. {provenance(record)}"])
+    if "table" in record.data:
+        return comparison(record)
+    if "speed" in record.data:
+        return speed(record)
+    if "modern_steps" in record.data:
+        return modern_steps(record)
+    if "ablation" in record.data:
+        return ablation(record)
+    if "parts" in record.data:
+        return parts_table(record)
+    if "growth" in record.data:
+        return cost(record)
+    if "retrieval" in record.data["result"]:
+        return f"{retrieval_table(record)}\n\n{provenance(record)}"
+    if "continued" in record.data["result"]:
+        return f"{continued_table(record)}\n\n{provenance(record)}"
+    if "wins" in record.data["result"]:
+        return f"{wins_table(record)}\n\n{provenance(record)}"
+    return f"{attention.predictions(record)}\n\n{attention.mask_rows(record)}"
 
 
 def headline(record: Record) -> str:

@@ -19,7 +19,7 @@ from docs.literate.names import Source, Sources, description, in_reference, summ
 from docs.literate.page import front_matter
 from docs.literate.prose import fence_code, names_in_file, render_prose
 from docs.literate.rows import split_heading
-from docs.literate.site import MARK, read_sources, write_if_changed
+from docs.literate.site import MARK, read_sources, reference_hash, write_if_changed
 
 
 def reference_of(source: Source) -> str:
@@ -119,7 +119,7 @@ def write_reference(package: str, out: Path, folders: tuple[str, ...]) -> None:
             old.discard(path)
     for path in old:
         path.unlink()
-    (out / "reference" / MARK).touch()
+    write_if_changed(out / "reference" / MARK, reference_hash(sources))
 
 
 if __name__ == "__main__":

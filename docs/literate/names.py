@@ -18,7 +18,7 @@ from pathlib import Path
 
 from markupsafe import Markup
 
-from docs.literate.rows import PageError, Row, read_rows
+from docs.literate.rows import PageError, Row, read_rows, split_lines
 
 
 @dataclass(frozen=True)
@@ -193,7 +193,7 @@ def resolve(source: Source, sources: Sources) -> dict[Position, Symbol]:
     characters), to its symbol.
     """
     symbols = {**imported_symbols(source, sources), **source.symbols}
-    lines = source.text.splitlines()
+    lines = split_lines(source.text)
 
     def position(line: int, column: int) -> Position:
         # `ast` counts columns in bytes.

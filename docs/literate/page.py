@@ -19,7 +19,7 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 from docs.literate.highlight import line_bodies, numbered_line, row_code
 from docs.literate.names import Source, Sources, description, relative, resolve
 from docs.literate.prose import names_in_file, render_prose
-from docs.literate.rows import PageError, Row
+from docs.literate.rows import PageError, Row, split_lines
 from docs.literate.samples import SAMPLE
 from docs.literate.templates import render
 
@@ -45,7 +45,7 @@ def without_docstrings(text: str) -> list[tuple[int, int]]:
     The ranges of lines of a Python file that aren't docstrings. A definition with nothing but a docstring
     keeps it, because it needs a body.
     """
-    docstrings, count = set[int](), len(text.splitlines())
+    docstrings, count = set[int](), len(split_lines(text))
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             strings = [
@@ -66,7 +66,7 @@ def without_docstrings(text: str) -> list[tuple[int, int]]:
 def tools(source: Source, notebook_links: Mapping[str, str]) -> str:
     """The toolbar below the title: copy, download, notebook."""
     name = source.path.rpartition("/")[2]
-    count = len(source.text.splitlines())
+    count = len(split_lines(source.text))
     buttons = [copy_button([(1, count)], f"file {name}", "Copy file")]
     if name.endswith(".py"):
         kept = without_docstrings(source.text)

@@ -86,6 +86,11 @@ def docstring(body: list[ast.stmt], index: int, source: str, path: str) -> Piece
     return Piece(node.lineno, node.end_lineno, inspect.cleandoc(node.value.value))
 
 
+def split_lines(text: str) -> list[str]:
+    """The lines as Python counts them. Unlike for `str.splitlines`, a form feed doesn't end a line."""
+    return text.removesuffix("\n").split("\n")
+
+
 def split_heading(text: str) -> tuple[int, str, str]:
     """The level and the words of a heading on the first line (0 and empty if there is none), and the rest."""
     match = re.match(r"(#{1,6}) (.+)\n*", text)
@@ -150,7 +155,7 @@ def read_rows(source: str, path: str) -> list[Row]:
         add(starts.setdefault(piece.first, Row(piece.first)), piece)
 
     rows = [starts[line] for line in sorted(starts)]
-    count = len(source.splitlines())
+    count = len(split_lines(source))
     for row, following in zip(rows, [*(row.first for row in rows[1:]), count + 1], strict=True):
         row.last = following - 1
     used_names: set[str] = set()

@@ -58,6 +58,8 @@ def update_outputs(text: str, page: str) -> str:
 if __name__ == "__main__":
     for name in sys.argv[1:]:
         path = Path(name)
+        if not path.is_file():
+            sys.exit(f"error: there is no page at {name}")
         part = path.with_name(f"{path.name}.part")
         part.write_text(update_outputs(path.read_text("utf-8"), name), "utf-8")
         part.replace(path)

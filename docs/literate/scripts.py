@@ -11,7 +11,7 @@ import re
 from pathlib import Path
 
 from docs.literate.names import Source, Symbol, summary
-from docs.literate.rows import Row, split_heading
+from docs.literate.rows import Row, split_heading, split_lines
 
 COMMENT = re.compile(r"( *)// ?(.*)")
 # A class or a function has no indentation; a method is indented by two spaces.
@@ -33,7 +33,7 @@ def read_script(root: Path, path: str) -> Source:
 
 def script_rows(text: str) -> list[Row]:
     """The rows of a file. A comment right above a definition belongs to it."""
-    lines = text.splitlines()
+    lines = split_lines(text)
     rows = [Row(1)]
     owner = indent = ""
     for number, line in enumerate(lines, 1):

@@ -1,14 +1,15 @@
 """
 # Everything that is written
 
-The order is: read every source, so that each page can link to all of them; write their pages, the downloads
-and the notebooks; then the chapters; then the fonts. A file that hasn't changed is not touched, so a
-generator that watches the folder rebuilds only what it must.
+The order is: read every source, so that each page can link to all of them; write their pages, the downloads,
+the notebooks and the chapters; then the reference and the fonts. A file that hasn't changed is not touched,
+so a generator that watches the folder rebuilds only what it must.
 """
 
+import hashlib
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -22,8 +23,12 @@ from docs.literate.names import Source, Sources, read_source
 from docs.literate.page import chapter_notebook, notebook, source_page
 from docs.literate.scripts import read_script
 
-# The modification time of this file tells when the reference was last written.
-MARK = ".made"
+# This file holds the `reference_hash` of the reference that was last written.
+MARK = ".hash"
+# What other code writes, such as the reference, and git's files, whose names begin with a dot.
+OTHERS = ("reference/", "assets/", ".")
+# The name of each file to write, relative to the folder of the site's pages, and its contents.
+Files = Iterator[tuple[str, str | bytes]]
 
 
 class Contents(Protocol):
@@ -105,14 +110,11 @@ def is_searched(site: Site, source: Source) -> bool:
     return not source.path.startswith(site.unsearched)
 
 
-def write_sources(site: Site, sources: Sources, contents: Contents) -> None:
-    """Writes the page of each source, a copy of the file, and its notebook if it gets one."""
+def source_files(site: Site, sources: Sources, contents: Contents) -> Files:
+    """Yields the page of each source, a copy of the file, and its notebook if it gets one."""
     for source in sources.values():
-        path = site.out / f"{source.page}.ipynb"
         if source.path in site.notebooks:
-            write_if_changed(path, notebook(source, site.notebooks[source.path]))
-        else:
-            path.unlink(missing_ok=True)
+            yield f"{source.page}.ipynb", notebook(source, site.notebooks[source.path])
         page = source_page(
             source,
             sources,
@@ -122,8 +124,8 @@ def write_sources(site: Site, sources: Sources, contents: Contents) -> None:
             contents.notes(source),
             contents.pictures(source),
         )
-        write_if_changed(site.out / f"{source.page}.md", page)
-        write_if_changed(site.out / source.path, source.text)
+        yield f"{source.page}.md", page
+        yield source.path, source.text
 
 
 def notebook_links(site: Site, source: Source) -> dict[str, str]:
@@ -134,33 +136,29 @@ def notebook_links(site: Site, source: Source) -> dict[str, str]:
     return {"Notebook": f"../{name}.ipynb", **site.notebook_hosts(f"{source.page}.ipynb")}
 
 
-def write_scripts(site: Site, sources: Sources) -> None:
-    """Copies the folders that are served unchanged, and writes the pages of the scripts."""
+def script_files(site: Site, sources: Sources) -> Files:
+    """Yields the files of the folders that are served unchanged, and the pages of the scripts."""
     for folder in site.copied:
         for path in (site.root / folder).glob("**/*.*"):
-            write_if_changed(site.out / path.relative_to(site.root), path.read_bytes())
+            yield path.relative_to(site.root).as_posix(), path.read_bytes()
     for name in site.scripts:
         script = read_script(site.root, name)
-        page = source_page(script, sources, searched=is_searched(site, script))
-        write_if_changed(site.out / f"{script.page}.md", page)
+        yield f"{script.page}.md", source_page(script, sources, searched=is_searched(site, script))
 
 
-def write_chapters(site: Site, sources: Sources, contents: Contents) -> None:
-    """Writes the chapters, and their notebooks."""
+def chapter_files(site: Site, sources: Sources, contents: Contents) -> Files:
+    """Yields the chapters, and their notebooks."""
     pages = site.root / site.chapters
-    glossary, files = pages / "glossary.md", contents.files()
+    glossary = pages / "glossary.md"
     terms = read_glossary(glossary.read_text("utf-8")) if glossary.is_file() else []
     for path in sorted(pages.glob("**/*.md")):
         name = path.relative_to(pages).as_posix().removesuffix(".md")
         text = chapter(path, name, sources, contents.names(name), terms)
-        notebook_path = site.out / f"{name}.ipynb"
         if f"{site.chapters}/{name}.md" in site.notebooks:
             setup = site.notebooks[f"{site.chapters}/{name}.md"]
-            write_if_changed(notebook_path, chapter_notebook(path.read_text("utf-8"), setup))
+            yield f"{name}.ipynb", chapter_notebook(path.read_text("utf-8"), setup)
             text += run_chapter(name, site.notebook_hosts(f"{name}.ipynb"))
-        elif notebook_path.name not in files:
-            notebook_path.unlink(missing_ok=True)
-        write_if_changed(site.out / f"{name}.md", text)
+        yield f"{name}.md", text
 
 
 def run_chapter(name: str, links: dict[str, str]) -> str:
@@ -170,43 +168,41 @@ def run_chapter(name: str, links: dict[str, str]) -> str:
     return f"\n\n## Run the code of this page {{#notebook}}\n\n{notebook}{others}\n"
 
 
-def reference_is_old(site: Site, sources: Sources) -> bool:
-    """Whether a source has changed since the reference was written."""
-    mark = site.out / "reference" / MARK
-    newest = max((site.root / source.path).stat().st_mtime for source in sources.values())
-    return not mark.is_file() or mark.stat().st_mtime < newest
-
-
-def remove_old_pages(site: Site, sources: Sources) -> None:
-    """Deletes what was written for source files that have since been moved or deleted."""
-    page_paths = {site.out / source.path for source in sources.values()}
-    for folder in site.folders:
-        for path in (site.out / folder).rglob("*.py"):
-            if path not in page_paths:
-                for suffix in (".py", ".md", ".ipynb"):
-                    path.with_suffix(suffix).unlink(missing_ok=True)
+def reference_hash(sources: Sources) -> str:
+    """A hash of everything that the reference follows from: the sources and the code that renders them."""
+    renderer = [path.read_text("utf-8") for path in sorted(Path(__file__).parent.glob("*.py"))]
+    texts = [*renderer, *(f"{source.path}\n{source.text}" for source in sources.values())]
+    return hashlib.sha256("\0".join(texts).encode()).hexdigest()
 
 
 def write_site(site: Site, reference: bool = True) -> Sources:
     """
-    Writes all pages and returns the sources. Writing the `reference` takes seconds and can be skipped. Raises
-    `PageError` if a page would be wrong.
+    Writes all pages and returns the sources. Deletes the pages of files that are gone. Writing the
+    `reference` takes seconds and can be skipped. Raises `PageError` if a page would be wrong.
     """
     sources = read_sources(site.root, site.folders)
     contents = site.contents(sources)
-    remove_old_pages(site, sources)
-    write_sources(site, sources, contents)
-    write_scripts(site, sources)
-    write_chapters(site, sources, contents)
-    for path, text in contents.files().items():
-        write_if_changed(site.out / path, text)
-    maths.write_assets(site.out / "assets" / "katex")
-    pages = (path.read_text("utf-8") for path in site.out.rglob("*.md"))
-    for name, data in typefaces(pages).items():
-        write_if_changed(site.out / "assets" / "fonts" / name, data)
-    if reference and reference_is_old(site, sources):
+    files = {
+        **dict(source_files(site, sources, contents)),
+        **dict(script_files(site, sources)),
+        **dict(chapter_files(site, sources, contents)),
+        **contents.files(),
+    }
+    for path in [*site.out.rglob("*")]:
+        name = path.relative_to(site.out).as_posix()
+        if path.is_file() and name not in files and not name.startswith(OTHERS):
+            path.unlink()
+    for name, data in files.items():
+        write_if_changed(site.out / name, data)
+    mark = site.out / "reference" / MARK
+    is_old = not mark.is_file() or mark.read_text("utf-8") != reference_hash(sources)
+    if reference and is_old:
         # The reference imports the package, and a server that keeps running must not hold on to an old
         # version of it.
         command = ["docs.literate.api", site.package, str(site.out), *site.folders]
         subprocess.run([sys.executable, "-m", *command], cwd=site.root, check=True)
+    maths.write_assets(site.out / "assets" / "katex")
+    pages = (path.read_text("utf-8") for path in site.out.rglob("*.md"))
+    for name, data in typefaces(pages).items():
+        write_if_changed(site.out / "assets" / "fonts" / name, data)
     return sources

@@ -8,6 +8,7 @@ import sys
 import tomllib
 import zipfile
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -87,6 +88,17 @@ def test_without_addresses_nothing_points_to_another_host(
         html = path.read_text("utf-8")
         assert 'rel="canonical"' not in html and 'rel="edit"' not in html
         assert not re.search(r'(?:href|src)="https?:', html), path
+
+
+def test_the_authors_stay_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = 'A "B" <b class="x"> & C'
+    project = replace(PROJECT, description=words, authors=words, license=words)
+    monkeypatch.setattr("docs.hook.read_project", lambda: project)
+    page = parse(build_two_pages(tmp_path) / "index.html")
+    for name in ("description", "author"):
+        assert page.select_one(f"meta[name={name}]")["content"] == words
+    assert f"{words}. By {words}." in page.select_one(".foot p").get_text()
+    assert f"{words} license" in page.select_one(".foot li").get_text() and not page.select("b.x")
 
 
 def test_a_published_page_says_where_it_is_and_where_its_source_is(published: Path) -> None:

@@ -1,8 +1,15 @@
 """Whether the current code reproduces a record, and what the pages say about it."""
 
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
-from docs.figures.records import Record, describe_check
+from docs.figures.records import Record, describe_check, read_records
+from docs.figures.runs import recorded_runs
+from docs.literate.rows import PageError
 
 
 def new_fingerprint(date: str = "2026-11-22") -> dict:
@@ -41,3 +48,24 @@ def test_the_oldest_check_of_several_arms_counts() -> None:
     )
     del fingerprints["long"]
     assert describe_check(record) == "Not checked against later code."
+
+
+HEAD = {"experiment": "mlm_tiny", "command": "python x.py", "date": "2026-11-22", "hardware": {}}
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "{}", '"text"', '{"experiment": "mlm_tiny"}'])
+def test_a_file_that_is_not_a_record_is_named(text: str, tmp_path: Path) -> None:
+    (tmp_path / "mlm_tiny.json").write_text(text)
+    with pytest.raises(PageError, match=r"mlm_tiny\.json"):
+        read_records(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [{}, {"history": {}}, {"history": []}, {"result": None}, {"table": 1}, {"result": {"loss": "low"}}],
+)
+def test_a_record_that_lacks_a_part_is_named(parts: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "mine.json").write_text(json.dumps(HEAD | parts))
+    page: Any = SimpleNamespace(path="experiments/mlm_tiny.py", is_script=True, page="experiments/mlm_tiny")
+    with pytest.raises(PageError, match=r"docs/runs/mine\.json is damaged|the run mine has no"):
+        recorded_runs(page, read_records(tmp_path))

@@ -14,7 +14,7 @@ import yaml
 
 from docs.__main__ import main
 from docs.literate.rows import PageError
-from docs.literate.site import Contents, Site, read_sources, write_site
+from docs.literate.site import Contents, Site, read_sources, reference_hash, write_site
 from docs.literate.tree import flatten, module_table, navigation, with_module_table
 from docs.project import PROJECT, notebook_links
 from docs.site import SITE
@@ -111,6 +111,41 @@ def test_the_renderer_writes_pages_for_another_project(tmp_path: Path) -> None:
     assert not (site.out / "pack/deep/x.md").exists() and (site.out / "pack/deep/y.md").is_file()
 
 
+def test_what_is_gone_is_not_published(tmp_path: Path) -> None:
+    site = replace(project(tmp_path), copied=("live",))
+    write(tmp_path, "docs/pages/old.md", "# Old\n")
+    write(tmp_path, "live/model.bin", "weights")
+    write(tmp_path, "docs/written/reference/b.md", "# The reference\n")
+    write(tmp_path, "docs/written/.gitignore", "*")
+    write_site(site, reference=False)
+    assert (site.out / "old.md").is_file() and (site.out / "live/model.bin").is_file()
+    for path in ("docs/pages/old.md", "live/model.bin", "pack/c.py"):
+        (tmp_path / path).unlink()
+    write_site(site, reference=False)
+    left = {path.stem for path in site.out.rglob("*") if path.is_file()}
+    assert not left & {"old", "model", "c"} and {"index", "b", "x", "table"} <= left
+    assert (site.out / "reference/b.md").is_file() and (site.out / ".gitignore").is_file()
+
+
+def test_the_reference_is_written_again_only_if_it_would_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commands: list[list[str]] = []
+    monkeypatch.setattr("docs.literate.site.subprocess.run", lambda words, **_: commands.append(words))
+    site = project(tmp_path)
+    sources = write_site(site)
+    assert len(commands) == 1
+    write(tmp_path, "docs/written/reference/.hash", reference_hash(sources))
+    write_site(site)
+    assert len(commands) == 1
+    # An archive or `git stash` can restore an old modification time.
+    path = tmp_path / "pack" / "b.py"
+    path.write_text(path.read_text("utf-8") + "x = 1\n", "utf-8")
+    os.utime(path, (0, 0))
+    write_site(site)
+    assert len(commands) == 2
+
+
 def test_navigation_and_table_follow_the_file_tree(tmp_path: Path) -> None:
     """`pack/c.py` defines nothing, so it has no page in the reference."""
     site = project(tmp_path)
@@ -196,6 +231,16 @@ def test_lock_files_of_editors_are_no_sources(tmp_path: Path) -> None:
     names = {*read_sources(site.root, site.folders)}
     (tmp_path / "pack" / ".#a.py").symlink_to("me@here.1")
     assert {*read_sources(site.root, site.folders)} == names
+
+
+@pytest.mark.parametrize("separator", ["\f\n\f\n", "# \u2028 \u2028 \x0b\n"])
+def test_characters_that_end_no_line(tmp_path: Path, separator: str) -> None:
+    """`str.splitlines` ends a line at each of them, and Python at none."""
+    site = project(tmp_path)
+    write(tmp_path, "pack/c.py", f'"""Words."""\n{separator}\ndef f_g():\n    return 1\n{separator}')
+    write_site(site, reference=False)
+    page = (site.out / "pack/c.md").read_text("utf-8")
+    assert page.count('id="L') == (tmp_path / "pack/c.py").read_text("utf-8").count("\n")
 
 
 def test_colab_and_kaggle_open_the_notebooks_of_a_repository_on_github(tmp_path: Path) -> None:
