@@ -102,8 +102,10 @@ function fault(card) {
   const values_of = (name) => new Set(Object.values(arms).map(({ config }) => config[name]));
   const other = SHARED.find((name) => values_of(name).size > 1);
   if (other) return `its arms have different ${other}`;
+  // The page shows the moments of training only if there are several. One of a model without a run isn't known.
+  const has_moment = (one) => Number.isFinite(one.seconds) && is_on_curve(one.steps, one.loss);
   const is_checkpoint = (one) =>
-    is_object(one) && Object.hasOwn(arms, one.arm) && Number.isFinite(one.seconds) && is_on_curve(one.steps, one.loss) &&
+    is_object(one) && Object.hasOwn(arms, one.arm) && (has_moment(one) || (checkpoints.length === 1 && one.loss === null)) &&
     /^[\w-]+\.bin$/.test(one.file) && is_count(one.bytes) && /^[0-9a-f]{64}$/.test(one.sha256);
   if (!Array.isArray(checkpoints) || !checkpoints.length || !checkpoints.every(is_checkpoint)) return "its checkpoints don't fit";
   if (new Set(checkpoints.map(({ file }) => file)).size < checkpoints.length) return "two of its checkpoints share a file";

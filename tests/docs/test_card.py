@@ -77,6 +77,17 @@ def card_with(**changes: object) -> dict[str, Any]:
     return card
 
 
+@pytest.mark.processes
+def test_the_export_of_a_model_without_a_run_is_read(read_card: Reader) -> None:
+    """Nobody knows how long it was trained, and the page asks only if there are several checkpoints."""
+    card = card_with()
+    undated = card["checkpoints"][-1] | {"seconds": None, "steps": None, "loss": None}
+    card["checkpoints"] = [undated]
+    assert read_card(json.dumps(card)) == {"card": card}
+    card["checkpoints"] = [card_with()["checkpoints"][0], undated]
+    assert "its checkpoints don't fit" in read_card(json.dumps(card))["error"]
+
+
 def card_without(name: str) -> dict[str, Any]:
     """A card without one value of the configuration."""
     card = card_with()
