@@ -77,9 +77,9 @@ def read_run(path: Path) -> RunFolder:
     metadata = load_checkpoint(path)[0]
     try:
         metrics = read_metrics(path, metadata["step"])
+        is_finished = (path / "model" / "config.json").is_file()
     except OSError as error:
-        raise unreadable(path / METRICS, error.strerror) from None
-    is_finished = (path / "model" / "config.json").is_file()
+        raise unreadable(error.filename or path / METRICS, error.strerror) from None
     configuration, step, seconds = (metadata[name] for name in ("configuration", "step", "seconds"))
     return RunFolder(path, configuration, step, seconds, is_finished, metrics)
 

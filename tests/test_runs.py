@@ -1,5 +1,6 @@
 """The list of runs and the page with their curves."""
 
+import errno
 import os
 import re
 import tempfile
@@ -209,6 +210,21 @@ def test_a_run_that_cannot_be_read_is_left_out(
     lines = capsys.readouterr().err.splitlines()
     assert f"cannot read logs/mlm_tiny/new/{METRICS}: Permission denied; make it readable" in lines[-3]
     assert lines[-1] == "error: none of the 3 runs can be read; see the notes above"
+
+
+def test_a_run_whose_model_is_unreadable_is_left_out(
+    logs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def is_file(path: Path) -> bool:
+        if path.name == "config.json" and "old" in path.parts:
+            # The superuser can read every folder, so pretend.
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return os.path.isfile(path)
+
+    monkeypatch.setattr(Path, "is_file", is_file)
+    main(["logs"])
+    out, err = capsys.readouterr()
+    assert "new" in out and "old/model/config.json: Permission denied" in " ".join(err.split())
 
 
 def test_an_unreadable_folder_is_not_empty(
