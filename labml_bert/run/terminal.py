@@ -103,7 +103,11 @@ def exit_cleanly(
     the program with one line. Everything saved so far is kept."""
 
     def has_checkpoint(path: Path) -> bool:
-        return is_resumable() and (path / CHECKPOINT).is_file()
+        try:
+            return is_resumable() and (path / CHECKPOINT).is_file()
+        except OSError:
+            # The folder can't be read, and this may be the very error that ended the run.
+            return is_resumable()
 
     def resume_arguments(path: Path) -> list[str]:
         return ["--resume", display_path(path), *resume_options]
@@ -127,7 +131,7 @@ def exit_cleanly(
         remedy = "start over"
         if path is not None and has_checkpoint(path):
             remedy = f"resume with {' '.join(map(quote, resume_arguments(path)))}"
-        elif path is not None and not path.exists():
+        elif path is not None and not os.path.lexists(path):
             remedy = "start over, or if its folder was moved, resume the run there with --resume"
         fail(f"{explain(error)}; once this is fixed, {remedy}")
     except (RuntimeError, MemoryError) as error:

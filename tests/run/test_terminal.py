@@ -191,6 +191,18 @@ def test_bad_input_gets_no_traceback_without_a_stderr(tmp_path: Path) -> None:
     assert process.returncode == 2 and "Traceback" not in process.stdout
 
 
+@pytest.mark.parametrize(("resumable", "words"), [(True, "resume with --resume"), (False, "start over")])
+def test_a_folder_that_cannot_be_read_any_more_ends_the_run_with_one_line(
+    resumable: bool, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # The superuser can read every folder, but not one whose name is too long.
+    path = tmp_path / ("x" * 300)
+    with pytest.raises(SystemExit) as exit_info, exit_cleanly(lambda: path, lambda: resumable):
+        raise PermissionError(errno.EACCES, "Permission denied", "checkpoint")
+    error = capsys.readouterr().err
+    assert exit_info.value.code == 2 and words in error and error.startswith("error: ")
+
+
 @pytest.mark.parametrize(
     ("resumable", "has_checkpoint", "words"),
     [(True, True, "resume with --resume"), (True, False, "start over"), (False, True, "start over")],
