@@ -27,6 +27,7 @@ DROPOUTS = ("hidden_dropout_prob", "attention_probs_dropout_prob")
 
 # The product of two sizes up to this limit fits into 64 bits.
 LARGEST_SIZE = 2**31 - 1
+SMALLEST_POSITIVE = 1e-30
 # A larger number of layers or tokens, or a larger batch, is probably a mistake. A seed must fit into 64 bits.
 LARGEST_VALUES = {
     "num_hidden_layers": 1_000,
@@ -80,11 +81,11 @@ def check_values(
         if not 0 <= getattr(config, name) < 1:
             raise ValueError(f"{name} is {getattr(config, name)}; it must be in [0, 1)")
     for name in positive:
-        # PyTorch takes integers below 2^63.
+        # PyTorch takes integers below 2^63. A quotient of a smaller number could be rounded to zero.
         value = getattr(config, name)
         most: float = 2**63 - 1 if isinstance(value, int) else sys.float_info.max
-        if not 0 < value <= most:
-            raise ValueError(f"{name} is {value}; it must be above 0 and at most {most:.3g}")
+        if not SMALLEST_POSITIVE <= value <= most:
+            raise ValueError(f"{name} is {value}; it must be from {SMALLEST_POSITIVE:g} to {most:.3g}")
     if not 0 <= config.pad_token_id < config.vocab_size:
         raise ValueError(
             f"pad_token_id {config.pad_token_id} is outside the vocabulary of {config.vocab_size}; "
