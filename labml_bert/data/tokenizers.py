@@ -15,7 +15,10 @@ import contextlib
 import json
 import os
 import re
+import threading
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import takewhile
 from pathlib import Path
 
 import torch
@@ -70,8 +73,22 @@ def word_tokenizer(texts: Iterable[str], vocab_size: int = 8192) -> Tokenizer:
     trainer = trainers.WordLevelTrainer(
         vocab_size=vocab_size, min_frequency=2, special_tokens=list(SPECIAL_TOKENS), show_progress=False
     )
-    tokenizer.train_from_iterator(texts, trainer)
+    train(tokenizer, trainer, texts)
     return tokenizer
+
+
+def train(tokenizer: Tokenizer, trainer: trainers.Trainer, texts: Iterable[str]) -> None:
+    """
+    Trains the tokenizer in another thread. The library ignores Ctrl-C, but here the main thread can handle
+    it. Then the library gets no more texts, so it ends soon.
+    """
+    is_stopped = threading.Event()
+    with ThreadPoolExecutor(1) as pool:
+        rest = takewhile(lambda text: not is_stopped.is_set(), texts)
+        try:
+            pool.submit(tokenizer.train_from_iterator, rest, trainer).result()
+        finally:
+            is_stopped.set()
 
 
 def wordpiece_tokenizer(texts: Iterable[str], vocab_size: int = 8192, lowercase: bool = True) -> Tokenizer:
@@ -151,7 +168,8 @@ def train_wordpiece(texts: list[str], vocab_size: int, lowercase: bool, first: l
     """Learns a vocabulary that starts with `first`. If `vocab_size` is 0, only the alphabet is added."""
     tokenizer = untrained_wordpiece({}, lowercase)
     trainer = trainers.WordPieceTrainer(vocab_size=vocab_size, special_tokens=first, show_progress=False)
-    tokenizer.train_from_iterator(texts, trainer)
+    # A cut is at a line end or before a space, because no word is longer than `LONGEST_WORD`.
+    train(tokenizer, trainer, (piece for text in texts for piece in split_lines(text)))
     return tokenizer.get_vocab(with_added_tokens=False)
 
 
@@ -186,9 +204,15 @@ def encode_texts(tokenizer: Tokenizer, texts: list[str]) -> list[list[int]]:
     """
     setting = tokenizer.encode_special_tokens
     tokenizer.encode_special_tokens = True
-    encodings = tokenizer.encode_batch_fast(texts, add_special_tokens=False)
-    tokenizer.encode_special_tokens = setting
-    return [encoding.ids for encoding in encodings]
+    try:
+        # Ctrl-C is handled only between two calls of the library, so don't encode all texts in one call.
+        return [
+            encoding.ids
+            for start in range(0, len(texts), 100)
+            for encoding in tokenizer.encode_batch_fast(texts[start : start + 100], add_special_tokens=False)
+        ]
+    finally:
+        tokenizer.encode_special_tokens = setting
 
 
 def split_lines(text: str, size: int = 10_000) -> list[str]:

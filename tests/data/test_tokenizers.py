@@ -1,9 +1,13 @@
 """Text to ids and back."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import transformers
@@ -14,6 +18,7 @@ from labml_bert.data.tokenizers import (
     SPECIAL_TOKENS,
     character_tokenizer,
     encode_corpus,
+    encode_texts,
     load_tokenizer,
     save_tokenizer,
     special_token_ids,
@@ -158,6 +163,47 @@ def test_wordpiece_vocabulary_must_hold_the_alphabet() -> None:
     assert wordpiece_tokenizer(["ab a c"], 9).get_vocab_size() == 9
     with pytest.raises(ValueError, match="no text"):
         wordpiece_tokenizer([])
+
+
+@pytest.mark.parametrize("make_tokenizer", [word_tokenizer, wordpiece_tokenizer])
+def test_ctrl_c_stops_the_training_of_a_vocabulary(make_tokenizer: Callable[..., Tokenizer]) -> None:
+    """The library itself would read all texts first, which can take minutes."""
+
+    read = 0
+    text = "the cat sat on the mat. " * 500
+
+    def texts() -> Iterator[str]:
+        nonlocal read
+        for read in range(20_000):
+            if read == 600:
+                os.kill(os.getpid(), signal.SIGINT)
+            yield text
+
+    with pytest.raises(KeyboardInterrupt):
+        make_tokenizer(texts())
+    assert 600 <= read < 19_000
+
+
+def test_ctrl_c_between_two_parts_of_the_texts_restores_the_tokenizer() -> None:
+    tokenizer = word_tokenizer(["the cat the cat"])
+    texts = ["the cat"] * 250
+    assert len(encode_texts(tokenizer, texts)) == 250
+    setting = tokenizer.encode_special_tokens
+
+    class Interrupting:
+        encode_special_tokens = setting
+        calls = 0
+
+        def encode_batch_fast(self, texts: list[str], add_special_tokens: bool) -> list[Any]:
+            self.calls += 1
+            if self.calls == 2:
+                raise KeyboardInterrupt
+            return tokenizer.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
+
+    interrupting: Any = Interrupting()
+    with pytest.raises(KeyboardInterrupt):
+        encode_texts(interrupting, texts)
+    assert interrupting.encode_special_tokens is setting
 
 
 def test_a_vocabulary_is_learned_from_a_long_word_in_parts() -> None:
