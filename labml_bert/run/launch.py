@@ -18,7 +18,7 @@ from labml_bert.run.record import origin, write_record
 from labml_bert.run.terminal import exit_cleanly, exit_on_bad_input
 from labml_bert.stdout import console, print_note
 from labml_bert.training.distributed import rank
-from labml_bert.training.trainer import NonFiniteLossError
+from labml_bert.training.trainer import NonFiniteLossError, Trainer
 
 
 def launch(
@@ -35,8 +35,15 @@ def launch(
         options = parse_options(options_type, experiment, description, argv)
         run = Run(options, experiment)
     with exit_cleanly(lambda: run.path, lambda: run.is_resumable, resume_options(options)):
-        with run.resources:
-            main(run, options)
+        try:
+            with run.resources:
+                main(run, options)
+        except RuntimeError:
+            trainer: Trainer | None = getattr(run, "current_trainer", None)
+            # Ctrl-C also ends the processes of the compiler, and then `torch.compile` fails in this one.
+            if trainer is not None and trainer.stop_signal is not None:
+                raise KeyboardInterrupt from None
+            raise
         if run.record_path is not None and rank() == 0:
             record = json.loads(run.record_path.read_text("utf-8"))
             # For a record of several runs, the script's `fingerprints` returns one function per fingerprint.

@@ -110,6 +110,25 @@ def test_a_signal_while_the_model_is_saved_ends_the_run_with_a_line(
     assert (folder / "model" / "model.safetensors").is_file()
 
 
+def test_ctrl_c_that_also_ends_the_compiler_stops_the_run(
+    corpus_file: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    from torch._inductor.exc import InductorError
+
+    def forward(*arguments: object, **keywords: object) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        raise InductorError(RuntimeError("g++ died"), None)
+
+    monkeypatch.setattr(BertForMaskedLM, "forward", forward)
+    with pytest.raises(SystemExit) as exit_info:
+        main_in_process(monkeypatch, tmp_path, *SMALL, "--corpus", corpus_file, "--steps", 3)
+    out, err = capsys.readouterr()
+    assert exit_info.value.code == 130 and "stopped and saved; resume with:" in out and not err
+
+
 @pytest.mark.processes
 def test_resuming_a_run_that_has_ended_keeps_an_edited_model_card(
     corpus_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
