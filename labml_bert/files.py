@@ -119,7 +119,8 @@ def encoding_error(path: Path, error: UnicodeDecodeError, data: bytes, location:
     elif data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         encoding = "UTF-16"
     if error.reason == "unexpected end of data":
-        return ValueError(f"{path} is not UTF-8 at its end ({location}); was it cut off? get a whole copy")
+        remedy = "get a whole copy, or convert it if it has another encoding"
+        return ValueError(f"{path} is not UTF-8 at its end ({location}); {remedy}")
     if data.startswith(MAGIC_NUMBERS) or (b"\0" in data and encoding is None):
         return ValueError(f"{path} is compressed, or not a text; save its text in a file, in UTF-8")
     command = f"iconv -f {encoding or 'WINDOWS-1252'} -t UTF-8 FILE > NEW"

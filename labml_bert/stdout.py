@@ -149,7 +149,10 @@ def print_error(reason: object) -> None:
     remedy = REMEDIES.get(reason.errno or 0) if isinstance(reason, OSError) else None
     line = without_controls("; ".join(filter(None, (explain(reason), remedy))))
     with contextlib.suppress(OSError):  # Perhaps nobody reads stderr, or its disk is full.
-        print("error:", line if len(line) <= LONGEST_ERROR else line[:LONGEST_ERROR] + "…", file=sys.stderr)
+        if len(line) > LONGEST_ERROR:
+            # The remedy is at the end.
+            line = f"{line[: LONGEST_ERROR - 300]} … {line[-300:]}"
+        print("error:", line, file=sys.stderr)
 
 
 printed_notes: set[str] = set()

@@ -197,7 +197,10 @@ CONVERT = "not UTF-8 (byte 1); convert it"
         ("é".encode("utf-32"), f"{CONVERT} with: iconv -f UTF-32 -t UTF-8 FILE > NEW"),
         (b"\xe9 a", f"{CONVERT}, for example with: iconv -f WINDOWS-1252 -t UTF-8 FILE > NEW"),
         (b"\0\0\xfe\xff", f"{CONVERT} with: iconv -f UTF-32 -t UTF-8 FILE > NEW"),
-        (b"a \xc3", "not UTF-8 at its end (byte 1); was it cut off? get a whole copy"),
+        (
+            b"a \xc3",
+            "not UTF-8 at its end (byte 1); get a whole copy, or convert it if it has another",
+        ),
         (b"\x1f\x8b\x08", NOT_TEXT),
         (b"\xff\0", NOT_TEXT),
     ],

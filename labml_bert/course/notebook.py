@@ -13,6 +13,7 @@ from labml_bert.course.check import check_folder
 from labml_bert.course.folder import read_files, write_exercises, write_file
 from labml_bert.course.report import print_report, read_step
 from labml_bert.course.source import location, replace_function
+from labml_bert.stdout import explain
 
 FOLDER = Path("my_bert")
 
@@ -25,7 +26,7 @@ def load_ipython_extension(shell: Any) -> None:
     except ValueError:
         pass  # The folder has the learner's files.
     except OSError as error:
-        print(f"error: {error}")
+        print(f"error: {explain(error)}; the course needs a folder {FOLDER}")
 
 
 def check_cell(line: str, cell: str) -> None:
@@ -38,4 +39,4 @@ def check_cell(line: str, cell: str) -> None:
     except SyntaxError as error:
         print(f"error: the cell isn't valid Python{location(error)}: {error.msg}")
     except (ValueError, OSError) as error:
-        print(f"error: {error}")
+        print(f"error: {explain(error)}")

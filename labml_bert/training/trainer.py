@@ -113,8 +113,7 @@ class Trainer:
         # A model that was loaded from a folder is in eval mode, so switch it to train mode.
         self.model = model.to(device).train()
         # Compiling or wrapping in DDP renames the parameters, so keep the plain model for checkpoints.
-        module: Any = compile_model(self.model) if arguments.torch_compile else self.model
-        self.parallel = wrap_in_ddp(module)
+        self.parallel = wrap_in_ddp(compile_model(self.model) if arguments.torch_compile else self.model)
         self.arguments = arguments
         self.generator = generator
         self.device = device
@@ -125,7 +124,7 @@ class Trainer:
         self.run_path = run_path
         self.configuration = configuration or {}
         self.largest_loss = largest_loss
-        # The list contains AdamW and, if the arguments choose it, Muon.
+        # AdamW and, if the arguments choose it, Muon.
         self.optimizers = make_optimizers(model, arguments)
         # The first failed step sets this flag to 1 for good. On a CPU or CUDA GPU, the fused AdamW reads the
         # flag on the device and skips its update if the flag is 1. So the loop needn't wait for the GPU.
@@ -137,11 +136,10 @@ class Trainer:
         self.failures = torch.zeros((), device=device)
         self.pending: list[PendingStep] = []
         self.step = 0
-        self.seconds = 0.0
+        self.seconds = self.last_report = 0.0
         self.start_time: float | None = None
         self.evaluation_points: list[float] = []
         self.milestones: list[float] = []
-        self.last_report = 0.0
         self.metric_sums: dict[str, Tensor] = {}
         self.metric_steps = 0
         self.stop_signal: int | None = None
@@ -238,8 +236,11 @@ class Trainer:
 
         def remember(number: int, frame: FrameType | None) -> None:
             self.stop_signal = number
+            # In the first step, compiling can take minutes, and the checkpoint is still up to date.
+            if self.arguments.torch_compile and self.start_time is None and world_size() == 1:
+                raise KeyboardInterrupt
 
-        # Closing the terminal sends SIGHUP, which Windows lacks. `nohup` makes a program ignore SIGHUP.
+        # Closing the terminal sends SIGHUP, and `nohup` makes a program ignore it. Windows has no SIGHUP.
         numbers = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
         can_handle = self.run_path is not None and threading.current_thread() is threading.main_thread()
         heeded = [n for n in numbers if can_handle and signal.getsignal(n) is not signal.SIG_IGN]

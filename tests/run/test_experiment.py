@@ -7,6 +7,7 @@ import shutil
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -123,10 +124,35 @@ def test_ctrl_c_that_also_ends_the_compiler_stops_the_run(
         raise InductorError(RuntimeError("g++ died"), None)
 
     monkeypatch.setattr(BertForMaskedLM, "forward", forward)
+    words = [*SMALL, "--corpus", corpus_file, "--steps", 3]
     with pytest.raises(SystemExit) as exit_info:
-        main_in_process(monkeypatch, tmp_path, *SMALL, "--corpus", corpus_file, "--steps", 3)
+        main_in_process(monkeypatch, tmp_path, *words)
     out, err = capsys.readouterr()
     assert exit_info.value.code == 130 and "stopped and saved; resume with:" in out and not err
+
+
+def test_ctrl_c_does_not_wait_for_the_compilation(
+    corpus_file: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    forward, ends = BertForMaskedLM.forward, []
+
+    def interrupt(*arguments: Any, **keywords: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGINT)
+        ends.append("compiled")
+        return forward(*arguments, **keywords)
+
+    monkeypatch.setattr("labml_bert.training.trainer.compile_model", lambda model: model)
+    monkeypatch.setattr(BertForMaskedLM, "forward", interrupt)
+    words = [*SMALL, "--corpus", corpus_file, "--steps", 3]
+    with pytest.raises(SystemExit) as exit_info:
+        main_in_process(monkeypatch, tmp_path, *words, "--torch-compile")
+    assert exit_info.value.code == 130 and not ends
+    assert "stopped and saved; resume with:" in capsys.readouterr().out
+    (folder,) = (tmp_path / "logs" / "mlm_tiny").iterdir()
+    assert load_checkpoint(folder)[0]["step"] == 0
 
 
 @pytest.mark.processes

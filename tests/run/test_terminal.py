@@ -418,6 +418,14 @@ def test_a_program_that_starts_the_script_also_resumes_it(
     assert f" -m labml_bert.course train -- --resume {tmp_path}\n" in capsys.readouterr().out
 
 
+def test_a_long_message_keeps_its_remedy(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit), exit_on_bad_input():
+        raise ValueError(f"the cause is {'x' * 5000}; leave out --torch-compile")
+    error = capsys.readouterr().err
+    assert error.startswith("error: the cause is xxx") and error.endswith("x; leave out --torch-compile\n")
+    assert len(error) < 1020 and error.count("\n") == 1
+
+
 def test_a_failed_compilation_is_not_called_a_lack_of_memory(capsys: pytest.CaptureFixture[str]) -> None:
     """The message of the compiler quotes code, which can contain any word."""
     from torch._inductor.exc import InductorError, InvalidCxxCompiler
