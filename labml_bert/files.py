@@ -119,7 +119,7 @@ def encoding_error(path: Path, error: UnicodeDecodeError, data: bytes, location:
     elif data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         encoding = "UTF-16"
     if error.reason == "unexpected end of data":
-        remedy = "get a whole copy, or convert it if it has another encoding"
+        remedy = "get a whole copy, or convert it to UTF-8"
         return ValueError(f"{path} is not UTF-8 at its end ({location}); {remedy}")
     if data.startswith(MAGIC_NUMBERS) or (b"\0" in data and encoding is None):
         return ValueError(f"{path} is compressed, or not a text; save its text in a file, in UTF-8")
