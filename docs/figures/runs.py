@@ -185,26 +185,23 @@ def result_of(record: Record, records: dict[str, Record]) -> str:
     if "history" in record.data:
         return f"{curves(record)}\n\n{results(record)}\n{facts(record)}"
     if "trained_parameters" in record.data:
-        tables = (f"**{cell(task)}**\n\n{parameters_table(record, task)}" for task in record.data["tasks"])
-        return "\n\n".join([*tables, f"F1 for tokens, accuracy for spans. {provenance(record)}"])
-    if "table" in record.data:
-        return comparison(record)
-    if "speed" in record.data:
-        return speed(record)
-    if "modern_steps" in record.data:
-        return modern_steps(record)
-    if "ablation" in record.data:
-        return ablation(record)
-    if "parts" in record.data:
-        return parts_table(record)
-    if "growth" in record.data:
-        return cost(record)
-    if "retrieval" in record.data["result"]:
-        return f"{retrieval_table(record)}\n\n{provenance(record)}"
-    if "continued" in record.data["result"]:
-        return f"{continued_table(record)}\n\n{provenance(record)}"
-    if "wins" in record.data["result"]:
-        return f"{wins_table(record)}\n\n{provenance(record)}"
+        tasks = (f"**{cell(task)}**\n\n{parameters_table(record, task)}" for task in record.data["tasks"])
+        return "\n\n".join([*tasks, f"F1 for tokens, accuracy for spans. {provenance(record)}"])
+    parts = {
+        "table": comparison,
+        "speed": speed,
+        "modern_steps": modern_steps,
+        "ablation": ablation,
+        "parts": parts_table,
+        "growth": cost,
+    }
+    for name, show in parts.items():
+        if name in record.data:
+            return show(record)
+    tables = {"retrieval": retrieval_table, "continued": continued_table, "wins": wins_table}
+    for name, table in tables.items():
+        if name in record.data["result"]:
+            return f"{table(record)}\n\n{provenance(record)}"
     return f"{attention.predictions(record)}\n\n{attention.mask_rows(record)}"
 
 
