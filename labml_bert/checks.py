@@ -84,8 +84,10 @@ def check_values(
         # PyTorch takes integers below 2^63. A quotient of a smaller number could be rounded to zero.
         value = getattr(config, name)
         most: float = 2**63 - 1 if isinstance(value, int) else sys.float_info.max
-        if not SMALLEST_POSITIVE <= value <= most:
-            raise ValueError(f"{name} is {value}; it must be from {SMALLEST_POSITIVE:g} to {most:.3g}")
+        if not 0 < value <= most:
+            raise ValueError(f"{name} is {value}; it must be above 0 and at most {most:.3g}")
+        if value < SMALLEST_POSITIVE:
+            raise ValueError(f"{name} is {value}; it must be at least {SMALLEST_POSITIVE:g}")
     if not 0 <= config.pad_token_id < config.vocab_size:
         raise ValueError(
             f"pad_token_id {config.pad_token_id} is outside the vocabulary of {config.vocab_size}; "

@@ -186,6 +186,9 @@ def check_options(options: RunOptions) -> None:
     # The options of a BERT and those of a modern model have the same names for the sizes.
     values = {f.name: getattr(options, f.name, None) for f in fields(BertConfig)}
     sizes = {name: value for name, value in values.items() if value is not None}
+    # If only one of these two is set, the script chooses the other one later, so that they fit together.
+    heads = sizes.setdefault("num_attention_heads", 1)
+    sizes.setdefault("hidden_size", max(1, heads))
     check_config(BertConfig(**sizes))
     # A schedule that isn't set, or a script without these options, is checked later.
     if schedule := getattr(options, "schedule", None):

@@ -14,6 +14,7 @@ from labml_bert.data.corpora import Corpus
 from labml_bert.data.token_files import TokenizedCorpus
 from labml_bert.data.tokenizers import wordpiece_tokenizer
 from labml_bert.run.experiment import Run
+from labml_bert.run.options import parse_options
 from labml_bert.training.trainer import Trainer
 from tests.support.runs import SIZES, main_in_process, run
 
@@ -73,6 +74,17 @@ def test_the_budget_in_the_header(
     (line,) = (line for line in out.splitlines() if line.startswith("  training "))
     assert line.split(maxsplit=1)[1].startswith(f"{budget}, ")
     assert bool(re.search(r"about \d{3,} passes over the text", out)) == passes
+
+
+@pytest.mark.parametrize("width", [64, 96, 128, 130, 256, 512, 768])
+def test_a_width_gets_heads_that_fit(width: int) -> None:
+    words = ["--corpus", "text.txt", "--hidden-size", str(width)]
+    options = parse_options(own_language.Options, "own_language", "", words)
+    options = own_language.set_defaults(options, 100_000, 1000)
+    assert options.hidden_size == width and width % (2 * options.num_attention_heads) == 0
+    options = parse_options(own_language.Options, "own_language", "", [*words, "--num-attention-heads", "2"])
+    assert (options.hidden_size, options.num_attention_heads) == (width, 2)
+    parse_options(own_language.Options, "own_language", "", ["--corpus", "x", "--num-attention-heads", "5"])
 
 
 def test_model_sizes_grow_with_the_text() -> None:
