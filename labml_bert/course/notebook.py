@@ -12,7 +12,7 @@ from typing import Any
 from labml_bert.course.check import check_folder
 from labml_bert.course.folder import read_files, write_exercises, write_file
 from labml_bert.course.report import print_report, read_step
-from labml_bert.course.source import location, replace_function
+from labml_bert.course.source import is_empty, location, replace_function
 from labml_bert.stdout import explain
 
 FOLDER = Path("my_bert")
@@ -30,13 +30,24 @@ def load_ipython_extension(shell: Any) -> None:
 
 
 def check_cell(line: str, cell: str) -> None:
-    """Writes the code of a cell into the learner's file, and prints what the check of the step says."""
+    """
+    Writes the code of a cell into the learner's file, and prints what the check of the step says. A cell that
+    has no code yet never replaces code: you may have written it in an editor, and then run all cells.
+    """
+    culprit = "the cell"
     try:
         step = read_step(line.strip())
-        text = replace_function(read_files(FOLDER)[step.file], step.function, cell)
-        write_file(FOLDER / step.file, text)
+        text = read_files(FOLDER)[step.file]
+        culprit = str(FOLDER / step.file)
+        is_written = not is_empty(text, step.function)
+        culprit = "the cell"
+        new_text = replace_function(text, step.function, cell)
+        if is_written and is_empty(new_text, step.function):
+            print(f"The cell has no code yet, so your code in {FOLDER / step.file} stays.")
+        else:
+            write_file(FOLDER / step.file, new_text)
         print_report(check_folder(FOLDER, step), FOLDER)
     except SyntaxError as error:
-        print(f"error: the cell isn't valid Python{location(error)}: {error.msg}")
+        print(f"error: {culprit} isn't valid Python{location(error)}: {error.msg}")
     except (ValueError, OSError) as error:
         print(f"error: {explain(error)}")

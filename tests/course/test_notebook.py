@@ -67,6 +67,32 @@ def test_a_cell_is_saved_and_checked(folder: Path, number: int, capsys: pytest.C
     assert "raise ValueError" in (folder / step.file).read_text("utf-8")
 
 
+@pytest.mark.processes
+def test_a_cell_without_code_keeps_the_code_in_the_file(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whoever works in an editor too may open the notebook again and run all of its cells."""
+    step = STEPS[0]
+    path = folder / step.file
+    empty = whole_function(path.read_text("utf-8"), step.function)
+    code = whole_function(read_reference(step.file), step.function)
+    path.write_text(replace_function(path.read_text("utf-8"), step.function, code), "utf-8")
+    before = path.read_bytes()
+    check_cell("1", empty)
+    output = capsys.readouterr().out
+    assert "no code yet, so your code in my_bert/mlm.py stays" in output and "✓  1" in output
+    assert path.read_bytes() == before
+
+
+def test_a_mistake_in_the_file_is_not_blamed_on_the_cell(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "mlm.py").write_text("def x(:\n")
+    check_cell("1", whole_function(read_reference("mlm.py"), STEPS[0].function))
+    assert capsys.readouterr().out == "error: my_bert/mlm.py isn't valid Python (line 1): invalid syntax\n"
+    assert (folder / "mlm.py").read_text() == "def x(:\n"
+
+
 def test_a_full_disk_is_one_line_and_changes_nothing(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
