@@ -70,7 +70,7 @@ def notebooks(project: Project) -> dict[str, str]:
                 f'__file__, sys.argv = "{path}", ["{path}"]\n'
             )
         for chapter in sorted((ROOT / "docs" / "pages").glob("*.md")):
-            if SAMPLE.search(chapter.read_text("utf-8")):
+            if SAMPLE.search(chapter.read_text("utf-8", "replace")):
                 files[f"docs/pages/{chapter.name}"] = clone_cell(project)
     return files
 

@@ -34,7 +34,7 @@ from typing import Any
 
 from docs.literate.names import Sources, Symbol, description, summary
 from docs.literate.prose import TOKEN, names_in_chapter, render_prose
-from docs.literate.rows import PageError
+from docs.literate.rows import PageError, read_page
 
 EXPRESSION = re.compile(r"\{\{ (.+?) \}\}", re.S)
 FRONT = re.compile(r"\A---\n(.*?)\n---\n", re.S)
@@ -135,7 +135,7 @@ def chapter(path: Path, name: str, sources: Sources, names: dict[str, Any], term
     `name` is the page, and `names` are the ones its expressions may use. Raises `PageError` with the file and
     the line.
     """
-    text = path.read_text("utf-8")
+    text = read_page(path)
     where = f"docs/pages/{name}.md"
     finished_html: list[str] = []
 

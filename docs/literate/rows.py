@@ -12,6 +12,7 @@ import io
 import re
 import tokenize
 from dataclasses import dataclass, field
+from pathlib import Path
 
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
@@ -84,6 +85,14 @@ def docstring(body: list[ast.stmt], index: int, source: str, path: str) -> Piece
     if "\\" in literal.replace("\\\\", "") and not re.match(r"[rR]", literal):
         raise PageError(f'{path}:{node.lineno}: this docstring has a backslash; write r""" in front of it')
     return Piece(node.lineno, node.end_lineno, inspect.cleandoc(node.value.value))
+
+
+def read_page(path: Path) -> str:
+    """Returns the text of a chapter. Raises `PageError` if it isn't UTF-8."""
+    try:
+        return path.read_text("utf-8")
+    except UnicodeDecodeError as error:
+        raise PageError(f"{path}: this isn't UTF-8 ({error}); correct it") from None
 
 
 def split_lines(text: str) -> list[str]:

@@ -21,6 +21,7 @@ from docs.literate.expressions import chapter, read_glossary
 from docs.literate.fonts import typefaces
 from docs.literate.names import Source, Sources, read_source
 from docs.literate.page import chapter_notebook, notebook, source_page
+from docs.literate.rows import read_page
 from docs.literate.scripts import read_script
 
 # This file holds the `reference_hash` of the reference that was last written.
@@ -150,13 +151,13 @@ def chapter_files(site: Site, sources: Sources, contents: Contents) -> Files:
     """Yields the chapters, and their notebooks."""
     pages = site.root / site.chapters
     glossary = pages / "glossary.md"
-    terms = read_glossary(glossary.read_text("utf-8")) if glossary.is_file() else []
+    terms = read_glossary(read_page(glossary)) if glossary.is_file() else []
     for path in sorted(pages.glob("**/*.md")):
         name = path.relative_to(pages).as_posix().removesuffix(".md")
         text = chapter(path, name, sources, contents.names(name), terms)
         if f"{site.chapters}/{name}.md" in site.notebooks:
             setup = site.notebooks[f"{site.chapters}/{name}.md"]
-            yield f"{name}.ipynb", chapter_notebook(path.read_text("utf-8"), setup)
+            yield f"{name}.ipynb", chapter_notebook(read_page(path), setup)
             text += run_chapter(name, site.notebook_hosts(f"{name}.ipynb"))
         yield f"{name}.md", text
 

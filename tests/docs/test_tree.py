@@ -111,6 +111,14 @@ def test_the_renderer_writes_pages_for_another_project(tmp_path: Path) -> None:
     assert not (site.out / "pack/deep/x.md").exists() and (site.out / "pack/deep/y.md").is_file()
 
 
+@pytest.mark.parametrize("name", ["old", "glossary"])
+def test_a_chapter_that_is_not_utf8_is_named(name: str, tmp_path: Path) -> None:
+    site = project(tmp_path)
+    (tmp_path / "docs" / "pages" / f"{name}.md").write_bytes(b"# Caf\xe9\n")
+    with pytest.raises(PageError, match=rf"{name}\.md: this isn't UTF-8"):
+        write_site(site, reference=False)
+
+
 def test_what_is_gone_is_not_published(tmp_path: Path) -> None:
     site = replace(project(tmp_path), copied=("live",))
     write(tmp_path, "docs/pages/old.md", "# Old\n")
