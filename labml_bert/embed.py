@@ -191,6 +191,7 @@ def fit_whitening(vectors: Tensor, dimensions: int | None = None) -> Whitening:
     """
     if dimensions is not None and dimensions < 1:
         raise ValueError(f"dimensions is {dimensions}; it must be at least 1")
+    vectors = vectors if vectors.is_floating_point() else vectors.float()
     x = vectors.double()
     if (x == x[:1]).all():
         raise ValueError(f"all {len(x)} vectors are equal, so no direction has any variance")
@@ -240,12 +241,15 @@ def train_simcse(
     linearly to zero. Without dropout, equal texts would get equal vectors, and many small models are
     pretrained without dropout. So this function sets the probability of all dropout layers to `dropout`.
 
-    Raises `ValueError` if `batch_size` is below 2, if there are fewer than `batch_size` pairs, or if `steps`
-    is below 1, or if the loss explodes. Also raises the errors of `check_text` and of `pool_texts`.
+    Raises `ValueError` if `batch_size` is below 2, if there are fewer than `batch_size` pairs, if `steps` is
+    below 1, if `dropout` isn't in [0, 1), or if the loss explodes. Also raises the errors of `check_text`
+    and of `pool_texts`.
     """
     if not 2 <= batch_size <= len(pairs) or steps < 1:
         sizes = f"{len(pairs)} pairs, batch_size {batch_size}, {steps} steps"
         raise ValueError(f"{sizes}; use at least 1 step, and a batch_size from 2 to the number of pairs")
+    if not 0 <= dropout < 1:
+        raise ValueError(f"dropout is {dropout}; it must be in [0, 1)")
     for number, pair in enumerate(pairs, 1):
         for text in pair:
             check_text(text, f"a text of pair {number:,}")

@@ -291,3 +291,16 @@ def test_bad_input_gives_a_one_line_error(
     captured = capsys.readouterr()
     assert captured.out == "" and captured.err.startswith("error: ") and captured.err.count("\n") == 1
     assert message in captured.err
+
+
+@pytest.mark.parametrize("dropout", [-0.1, 1.0, 2.0, math.nan])
+def test_a_dropout_that_is_no_probability_is_rejected(dropout: float) -> None:
+    """With a dropout of 1, all vectors would be equal, and nothing would be learned."""
+    tokenizer = subword_tokenizer()
+    with pytest.raises(ValueError, match=r"dropout is .*; it must be in \[0, 1\)"):
+        train_simcse(model_of("bert", tokenizer), tokenizer, [(TEXT, TEXT)] * 2, 1e-3, 1, 2, dropout=dropout)
+
+
+def test_the_whitening_of_integers_has_fractions() -> None:
+    vectors = torch.tensor([[1, 2], [3, 5], [0, 7]])
+    assert torch.equal(fit_whitening(vectors).matrix, fit_whitening(vectors.float()).matrix)

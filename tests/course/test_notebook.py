@@ -84,7 +84,7 @@ def test_a_cell_without_code_keeps_the_code_in_the_file(
     assert path.read_bytes() == before
 
 
-def test_a_mistake_in_the_file_is_not_blamed_on_the_cell(
+def test_a_mistake_in_the_file_is_not_reported_for_the_cell(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (folder / "mlm.py").write_text("def x(:\n")
