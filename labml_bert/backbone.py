@@ -72,7 +72,7 @@ def load_backbone(folder: Path, device: torch.device) -> Backbone:
 def read_pretraining(folder: Path) -> dict[str, Any] | None:
     """
     Describes the run that trained the model in `folder`, from the run's checkpoint. Returns `None` if there
-    is no checkpoint. If it can't be read, prints a note and returns `None` too.
+    is no checkpoint. If the checkpoint can't be read, prints a note and returns `None`.
 
     Raises `ValueError` if `check_python_docs` refuses the run.
     """
@@ -94,7 +94,7 @@ def load_run_state(folder: Path, is_required: bool = False) -> dict[str, Any] | 
     Returns the state in the checkpoint of a run. `folder` is the folder of the run or of its model. Returns
     `None` if there is no checkpoint.
 
-    Raises `ValueError` if the checkpoint can't be read, or if it's required and there is none.
+    Raises `ValueError` if the checkpoint can't be read, or if `is_required` is true and there is none.
     """
     # Without `resolve`, the parent of `.` or of a link isn't the folder of the run.
     for path in (folder, folder.resolve().parent):

@@ -197,10 +197,7 @@ CONVERT = "not UTF-8 (byte 1); convert it"
         ("é".encode("utf-32"), f"{CONVERT} with: iconv -f UTF-32 -t UTF-8 FILE > NEW"),
         (b"\xe9 a", f"{CONVERT}, for example with: iconv -f WINDOWS-1252 -t UTF-8 FILE > NEW"),
         (b"\0\0\xfe\xff", f"{CONVERT} with: iconv -f UTF-32 -t UTF-8 FILE > NEW"),
-        (
-            b"a \xc3",
-            "not UTF-8 at its end (byte 1); get a whole copy, or convert it to UTF-8",
-        ),
+        (b"a \xc3", "not UTF-8 at its end (byte 1); get a whole copy, or convert it to UTF-8"),
         (b"\x1f\x8b\x08", NOT_TEXT),
         (b"\xff\0", NOT_TEXT),
     ],

@@ -88,8 +88,9 @@ class Claim(Analysis):
 
     def is_finished(self) -> bool:
         """Whether all runs and the times of their steps are recorded."""
-        has_times = bool(self.step_seconds)
-        return has_times and all(len(self.of(arm)) >= self.count_expected_runs() for arm in self.arms)
+        return bool(self.step_seconds) and all(
+            len(self.of(arm)) >= self.count_expected_runs() for arm in self.arms
+        )
 
     def evidence(self) -> Analysis:
         """The runs that decide: those with fresh seeds, and as long as there are none, the pilots."""

@@ -174,7 +174,7 @@ class Results:
             # A run that starts with NaN takes no steps, so it has no lengths.
             if not row["curve"] or bool(row["lengths"]) != (row["curve"][0][1] is not None):
                 raise ValueError("the curve is empty, or it doesn't fit the lengths")
-            # A run whose loss isn't finite has no loss, and so no scores either.
+            # If the loss of a run isn't finite, the record has `None` for the loss, and no scores.
             losses = [row["result"]["loss"], *row["result"].values(), *(loss for _, loss in row["curve"])]
             numbers = [row["result"]["failed"], *(row[key] for key in ("core_seconds", "unigram_loss"))]
             numbers += [row["batch_tokens"], *(loss for loss in losses if loss is not None)]
@@ -197,8 +197,9 @@ class Results:
 
     def write(self, is_finished: bool = False) -> None:
         """
-        Writes the record with the rows needed so far and the recorded rows that may still be needed. Until
-        `is_finished`, they can include rows of an earlier version of the claim, so nobody should read them.
+        Writes the record with the rows needed so far and the recorded rows that may still be needed. If
+        `is_finished` is false, some rows can be from before the claim was edited, so the claims page ignores
+        the record.
         """
         table = [*{**self.rows, **self.recorded_rows, **self.rows}.values()]
         self.record |= {"claim": asdict(self.claim), "table": table, "is_finished": is_finished}

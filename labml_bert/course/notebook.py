@@ -31,16 +31,17 @@ def load_ipython_extension(shell: Any) -> None:
 
 def check_cell(line: str, cell: str) -> None:
     """
-    Writes the code of a cell into the learner's file, and prints what the check of the step says. A cell that
-    has no code yet never replaces code: you may have written it in an editor, and then run all cells.
+    Writes the code of a cell into the learner's file, checks the step, and prints the result. If the cell has
+    no code yet but the file has, the file isn't changed. So you can write code in an editor and then run all
+    cells of the notebook.
     """
-    culprit = "the cell"
+    source = "the cell"
     try:
         step = read_step(line.strip())
         text = read_files(FOLDER)[step.file]
-        culprit = str(FOLDER / step.file)
+        source = str(FOLDER / step.file)
         is_written = not is_empty(text, step.function)
-        culprit = "the cell"
+        source = "the cell"
         new_text = replace_function(text, step.function, cell)
         if is_written and is_empty(new_text, step.function):
             print(f"The cell has no code yet, so your code in {FOLDER / step.file} stays.")
@@ -48,6 +49,6 @@ def check_cell(line: str, cell: str) -> None:
             write_file(FOLDER / step.file, new_text)
         print_report(check_folder(FOLDER, step), FOLDER)
     except SyntaxError as error:
-        print(f"error: {culprit} isn't valid Python{location(error)}: {error.msg}")
+        print(f"error: {source} isn't valid Python{location(error)}: {error.msg}")
     except (ValueError, OSError) as error:
         print(f"error: {explain(error)}")

@@ -79,8 +79,8 @@ def word_tokenizer(texts: Iterable[str], vocab_size: int = 8192) -> Tokenizer:
 
 def train(tokenizer: Tokenizer, trainer: trainers.Trainer, texts: Iterable[str]) -> None:
     """
-    Trains the tokenizer in another thread. The library ignores Ctrl-C, but here the main thread can handle
-    it. Then the library gets no more texts, so it ends soon.
+    Trains the tokenizer in another thread. The library ignores Ctrl-C while it trains, but the main thread
+    can handle it. After Ctrl-C, the library gets no more texts, so the training ends within seconds.
     """
     is_stopped = threading.Event()
     with ThreadPoolExecutor(1) as pool:

@@ -25,7 +25,7 @@ Each of the following can change the result:
   threads finish;
 - three or more processes, because the order in which their gradients are added isn't fixed.
 
-See `distributed.py` for the processes, `optimization.py` for the learning rate, and `checkpoint.py`.
+`distributed.py` divides batches, `optimization.py` sets the learning rate, and `checkpoint.py` saves the run.
 """
 
 import contextlib
@@ -124,7 +124,7 @@ class Trainer:
         self.run_path = run_path
         self.configuration = configuration or {}
         self.largest_loss = largest_loss
-        # AdamW and, if the arguments choose it, Muon.
+        # The list contains AdamW and, if the arguments choose it, Muon.
         self.optimizers = make_optimizers(model, arguments)
         # The first failed step sets this flag to 1 for good. On a CPU or CUDA GPU, the fused AdamW reads the
         # flag on the device and skips its update if the flag is 1. So the loop needn't wait for the GPU.
@@ -201,7 +201,7 @@ class Trainer:
                     last_save = self.last_report
             self.check_pending_steps()
             self.save()
-        # Any process may have got a signal, even during the last save.
+        # A signal can arrive in any process at any time, and also during the last save.
         if any(all_reduce_max([float(self.stop_signal is not None)])):
             raise KeyboardInterrupt
 
@@ -236,15 +236,15 @@ class Trainer:
 
         def remember(number: int, frame: FrameType | None) -> None:
             self.stop_signal = number
-            # In the first step, compiling can take minutes, and the checkpoint is still up to date.
+            # Compiling in the first step can take minutes. The checkpoint is up to date, so don't wait.
             if self.arguments.torch_compile and self.start_time is None and world_size() == 1:
                 raise KeyboardInterrupt
 
         # Closing the terminal sends SIGHUP, and `nohup` makes a program ignore it. Windows has no SIGHUP.
         numbers = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
         can_handle = self.run_path is not None and threading.current_thread() is threading.main_thread()
-        heeded = [n for n in numbers if can_handle and signal.getsignal(n) is not signal.SIG_IGN]
-        before = {number: signal.signal(number, handler or remember) for number in heeded}
+        handled = [n for n in numbers if can_handle and signal.getsignal(n) is not signal.SIG_IGN]
+        before = {number: signal.signal(number, handler or remember) for number in handled}
         try:
             yield
         finally:

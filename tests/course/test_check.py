@@ -223,10 +223,10 @@ def test_after_an_update_of_the_checks_all_steps_are_checked_again(
     folders.fingerprint.cache_clear()
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full, which is always full")
 @pytest.mark.processes
 def test_a_full_disk_is_not_the_learners_mistake(course: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write(course, "import os\n    os.symlink('/dev/full', '../verdicts.jsonl')")
+    # On a full disk, the verdict can't be written either. A folder in its place has the same effect.
+    write(course, "import os\n    os.mkdir('../verdicts.jsonl')")
 
     def write_bytes(path: Path, data: bytes) -> int:
         raise OSError(errno.ENOSPC, "No space left on device", str(path))
