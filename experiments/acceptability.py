@@ -44,7 +44,7 @@ from labml_bert.data.corpora import load_corpus
 from labml_bert.data.sentences import split_sentences
 from labml_bert.data.tokenizers import encode_corpus, encode_texts, special_token_ids
 from labml_bert.fill_mask import load_model, newest_run
-from labml_bert.run.record import at_least_one, check_record, describe_run, describe_training, finish
+from labml_bert.run.record import check_range, check_record, describe_run, describe_training, finish
 from labml_bert.run.terminal import OneLineParser, exit_on_bad_input
 from labml_bert.score import token_log_probs
 from labml_bert.stdout import console, display_path, print_note, printable
@@ -230,7 +230,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--mask-rest-of-word", action="store_true", help="see labml_bert.score")
     parser.add_argument("--record", type=Path, metavar="FILE", help="write the result as JSON")
     options = parser.parse_args(argv)
-    at_least_one(options, "sentences")
+    check_range(options, "sentences")
     run_path = options.run or newest_run(Path("logs"))
     if options.record is not None:
         check_record(options.record, "acceptability")

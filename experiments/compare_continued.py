@@ -49,7 +49,7 @@ from labml_bert.new_tokens import add_tokens, frequent_split_words
 from labml_bert.run.experiment import Run
 from labml_bert.run.fingerprint import Fingerprint, load_script, take_fingerprint
 from labml_bert.run.options import RunOptions, parse
-from labml_bert.run.record import at_least_one, check_record, describe_run, finish
+from labml_bert.run.record import check_range, check_record, describe_run, finish
 from labml_bert.run.terminal import exit_on_bad_input
 from labml_bert.stdout import console
 from labml_bert.training.device import choose_device
@@ -324,7 +324,7 @@ def main(argv: list[str] | None = None) -> None:
     start_time = time.monotonic()
     options = parse(Options, Options(), main.__doc__ or "", sys.argv[1:] if argv is None else argv)
     with exit_on_bad_input():
-        at_least_one(options, "seeds", "pretraining_steps", "steps")
+        check_range(options, "seeds", "pretraining_steps", "steps")
         check_single_process()
         if options.record is not None:
             check_record(options.record, "compare_continued")

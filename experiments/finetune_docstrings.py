@@ -59,7 +59,7 @@ from labml_bert.labeled_text import Example, score
 from labml_bert.model_folder import load_weights
 from labml_bert.run.fingerprint import Fingerprint, machine, single_thread
 from labml_bert.run.options import parse
-from labml_bert.run.record import at_least_one, average_losses, check_record, describe_run, finish
+from labml_bert.run.record import average_losses, check_range, check_record, describe_run, finish
 from labml_bert.run.terminal import exit_on_bad_input, header
 from labml_bert.stdout import console, display_path
 from labml_bert.training.device import Precision, choose_device
@@ -193,7 +193,7 @@ def main(argv: list[str] | None = None) -> None:
         check_scikit_learn_is_here()
         if options.record is not None:
             check_record(options.record, "finetune_docstrings")
-        at_least_one(options, "seeds", "steps")
+        check_range(options, "seeds", "steps")
         check_label_counts("labels", options.labels)
         check_label_counts("pairs", [options.pairs])
         device, steps = choose_device(options.device), options.steps

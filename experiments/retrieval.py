@@ -42,7 +42,7 @@ from labml_bert.data.docstring_tasks import Docstring, distinct_docstrings
 from labml_bert.embed import cosines, embed, fit_whitening, mean_cosine, mrr_and_recall, ranks, train_simcse
 from labml_bert.fill_mask import load_model, newest_run
 from labml_bert.labeled_text import Example
-from labml_bert.run.record import at_least_one, check_record, describe_run, describe_training, finish
+from labml_bert.run.record import check_range, check_record, describe_run, describe_training, finish
 from labml_bert.run.terminal import OneLineParser, exit_on_bad_input
 from labml_bert.stdout import console, display_path
 
@@ -206,7 +206,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--record", type=Path, metavar="FILE", help="write the result as JSON")
     options = parser.parse_args(argv)
     check_scikit_learn_is_here()
-    at_least_one(options, "seeds", "steps")
+    check_range(options, "seeds", "steps")
     if not 0 < options.learning_rate < 1:
         raise ValueError(f"learning_rate is {options.learning_rate:g}; it must be between 0 and 1")
     run_path = options.run or newest_run(Path("logs"))

@@ -43,6 +43,7 @@ from labml_bert.run.terminal import OneLineParser, exit_on_bad_input, print_cave
 from labml_bert.score import read_texts
 from labml_bert.stdout import console, display_path, printable
 from labml_bert.training.device import autocast, choose_precision
+from labml_bert.training.trainer import NonFiniteLossError
 
 Model = BertForMaskedLM | ModernBertForMaskedLM
 Pooling = Literal["mean", "cls"]
@@ -141,7 +142,8 @@ def mean_cosine(vectors: Tensor) -> float:
 
     Returns the mean cosine over all pairs of different rows of `vectors`, `(N, D)`. For independent random
     directions, the mean is close to 0. The cosines of all ordered pairs, including each vector with itself,
-    sum to the squared length of the sum of the normalized vectors. That sum is fast to compute.
+    sum to the squared length of the sum of the normalized vectors. That sum is fast to compute. A zero vector
+    counts as orthogonal to every other.
 
     Raises `ValueError` if there are fewer than two vectors.
 
@@ -150,8 +152,9 @@ def mean_cosine(vectors: Tensor) -> float:
     N = len(vectors)
     if N < 2:
         raise ValueError(f"a pair needs two texts, but there are {N}")
-    total = F.normalize(vectors.double(), dim=-1).sum(0)  # (D)
-    return ((total @ total - N) / (N * (N - 1))).item()
+    normalized = F.normalize(vectors.double(), dim=-1)  # (N, D)
+    total = normalized.sum(0)  # (D)
+    return ((total @ total - normalized.square().sum()) / (N * (N - 1))).item()
 
 
 class Whitening(NamedTuple):
@@ -242,8 +245,8 @@ def train_simcse(
     pretrained without dropout. So this function sets the probability of all dropout layers to `dropout`.
 
     Raises `ValueError` if `batch_size` is below 2, if there are fewer than `batch_size` pairs, if `steps` is
-    below 1, if `dropout` isn't in [0, 1), or if the loss explodes. Also raises the errors of `check_text`
-    and of `pool_texts`.
+    below 1, or if `dropout` isn't in [0, 1), and `NonFiniteLossError` if the loss or its gradient explodes.
+    Also raises the errors of `check_text` and of `pool_texts`.
     """
     if not 2 <= batch_size <= len(pairs) or steps < 1:
         sizes = f"{len(pairs)} pairs, batch_size {batch_size}, {steps} steps"
@@ -270,13 +273,15 @@ def train_simcse(
             a, b = (pool_texts(model, tokenizer, [*t], "mean", max_length) for t in zip(*batch, strict=True))
         loss = simcse_loss(a, b)
         loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        losses.append(loss.item())
+        if not math.isfinite(losses[-1] + norm.item()):
+            raise NonFiniteLossError(
+                f"the loss exploded at the learning rate {learning_rate:g}; try a lower one"
+            )
         optimizer.step()
         optimizer.zero_grad()
         decay.step()
-        losses.append(loss.item())
-        if not math.isfinite(losses[-1]):
-            raise ValueError(f"the loss exploded at the learning rate {learning_rate:g}; try a lower one")
     model.eval()
     return losses
 

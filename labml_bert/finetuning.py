@@ -293,7 +293,11 @@ def predict(model: BertForSequenceClassification, rows: Sequence[Row], batch_siz
     """
     Returns the logits of each row, `(N, K)`, on the CPU. Rows of similar length share a batch, so little time
     goes to padding.
+
+    Raises `ValueError` if `batch_size` is below 1.
     """
+    if batch_size < 1:
+        raise ValueError(f"batch_size is {batch_size}; it must be at least 1")
     was_training = model.training
     model.eval()
     device = model.classifier.weight.device

@@ -35,7 +35,10 @@ def score(logits: Tensor, labels: Tensor) -> Score:
 
     Scores `logits`, `(N, K)`, against `labels`, `(N)`. For a class with `tp` true positives, `fp` false
     positives and `fn` false negatives, $F_1 = 2\,tp / (2\,tp + fp + fn)$.
+
+    Raises `ValueError` if there are no labels, or if their shape doesn't fit the logits.
     """
+    check_shapes(logits, labels)
     predictions = logits.argmax(-1)  # (N)
     f1 = []
     for label in labels.unique():
@@ -44,13 +47,25 @@ def score(logits: Tensor, labels: Tensor) -> Score:
     return Score((predictions == labels).double().mean().item(), torch.stack(f1).double().mean().item())
 
 
+def check_shapes(logits: Tensor, labels: Tensor) -> None:
+    """Raises `ValueError` unless `logits` is `(N, K)` and `labels` is `(N)`, with at least one label."""
+    if logits.dim() != 2 or labels.shape != logits.shape[:1] or not len(labels):
+        raise ValueError(
+            f"logits are {tuple(logits.shape)} and labels are {tuple(labels.shape)}; "
+            "they must be (N, K) and (N), and N must be at least 1"
+        )
+
+
 def confusion_matrix(logits: Tensor, labels: Tensor) -> Tensor:
     """
     ## Which classes are confused
 
     Returns the counts, `(K, K)`: the entry in row `i` and column `j` is the number of texts with label `i`
     whose prediction is `j`. The diagonal counts the correct predictions.
+
+    Raises `ValueError` if there are no labels, or if their shape doesn't fit the logits.
     """
+    check_shapes(logits, labels)
     K = logits.size(-1)
     return torch.bincount(labels * K + logits.argmax(-1), minlength=K * K).view(K, K)  # (K, K)
 
@@ -99,11 +114,13 @@ def split_by_label(
     ## Holding examples out
 
     Splits the examples into two random parts, and shuffles each part. The second part has about `fraction` of
-    the examples of each label, and at least one. In a plain random split, a rare label could be missing from
-    one of the parts.
+    the examples of each label, and each part has at least one. In a plain random split, a rare label could be
+    missing from one of the parts.
 
-    Raises `ValueError` if a label has only one example.
+    Raises `ValueError` if `fraction` isn't between 0 and 1, or if a label has only one example.
     """
+    if not 0 < fraction < 1:
+        raise ValueError(f"fraction is {fraction}; it must be between 0 and 1")
     generator = torch.Generator().manual_seed(seed)
     by_label: dict[int, list[Example]] = {}
     for i in torch.randperm(len(examples), generator=generator).tolist():
@@ -112,7 +129,7 @@ def split_by_label(
     for label, group in by_label.items():
         if len(group) < 2:
             raise ValueError(f"label {label} has only one example; a split needs two")
-        size = max(1, round(fraction * len(group)))
+        size = min(max(1, round(fraction * len(group))), len(group) - 1)
         parts[1].extend(group[:size])
         parts[0].extend(group[size:])
     for part in parts:

@@ -19,7 +19,7 @@ Letters for sizes: `B` sequences in the batch, `T` tokens in a sequence, `P` out
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -164,7 +164,8 @@ class BertPreTrainedModel(nn.Module):
             new.weight[:shared_rows] = old.weight[:shared_rows]
         new.weight.requires_grad = old.weight.requires_grad
         self.bert.embeddings.word_embeddings = new
-        self.config.vocab_size = vocab_size
+        # Another model may use the same configuration, so make a new one.
+        self.config = self.bert.config = replace(self.config, vocab_size=vocab_size)
         for module in self.modules():
             if isinstance(module, BertLMPredictionHead):
                 bias = module.bias.new_zeros(vocab_size)

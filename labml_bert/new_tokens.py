@@ -26,6 +26,7 @@ if __name__ == "__main__":
 import json
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,7 @@ from labml_bert.data.tokenizers import encode_texts
 from labml_bert.fill_mask import load_model, newest_run
 from labml_bert.models import BertForMaskedLM
 from labml_bert.modern import ModernBertForMaskedLM
-from labml_bert.run.record import at_least_one
+from labml_bert.run.record import check_range
 from labml_bert.run.terminal import OneLineParser, exit_on_bad_input
 from labml_bert.stdout import console, without_controls
 
@@ -147,11 +148,12 @@ def add_embeddings(
     more or fewer rows than the tokenizer has tokens. Some published models have extra rows at the end. Remove
     these rows first. Otherwise, the ids of the new tokens would belong to them.
     """
+    encoder: Any
     head: Any
     if isinstance(model, ModernBertForMaskedLM):
-        embedding, head = model.model.embeddings.tok_embeddings, model.decoder
+        encoder, embedding, head = model.model, model.model.embeddings.tok_embeddings, model.decoder
     else:
-        embedding, head = model.bert.embeddings.word_embeddings, model.cls.predictions
+        encoder, embedding, head = model.bert, model.bert.embeddings.word_embeddings, model.cls.predictions
     rows, tokens = len(embedding.weight) + len(pieces), tokenizer.get_vocab_size()
     if rows != tokens:
         raise ValueError(
@@ -166,7 +168,9 @@ def add_embeddings(
     weight, bias = torch.cat([embedding.weight, means]), torch.cat([head.bias, bias_means])
     embedding.weight = nn.Parameter(weight, embedding.weight.requires_grad)  # (V + N, D)
     head.bias = nn.Parameter(bias, head.bias.requires_grad)  # (V + N)
-    embedding.num_embeddings = model.config.vocab_size = len(embedding.weight)
+    embedding.num_embeddings = len(weight)
+    # Another model may use the same configuration, so make a new one.
+    model.config = encoder.config = replace(encoder.config, vocab_size=len(weight))
     if isinstance(model, ModernBertForMaskedLM):
         # Here, the embedding is also a parameter of the output layer. A BERT's head gets it as an argument.
         model.decoder.weight, model.decoder.out_features = embedding.weight, len(embedding.weight)
@@ -185,7 +189,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--count", type=int, default=300, help="number of words (default: 300)")
     options = parser.parse_args(argv)
     with exit_on_bad_input():
-        at_least_one(options, "count")
+        check_range(options, "count")
         _, tokenizer = load_model(options.run or newest_run(Path("logs")))
         words = frequent_split_words(tokenizer, load_corpus(options.corpus).train, options.count)
         # Elsewhere, a character that the output can't show becomes a `?`. Here, it would change a word.

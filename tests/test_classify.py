@@ -3,6 +3,7 @@
 import errno
 import io
 import json
+import math
 import os
 import random
 import shutil
@@ -70,6 +71,10 @@ def test_the_split_keeps_every_label_in_both_parts() -> None:
     assert sorted(rest, key=lambda example: example.label) != rest
     with pytest.raises(ValueError, match="only one example"):
         split_by_label(examples[:1], 0.2)
+    assert Counter(example.label for example in split_by_label(examples, 0.9)[0]) == {0: 7, 1: 3, 2: 1, 3: 1}
+    for fraction in (0.0, 1.0, -0.2, math.nan):
+        with pytest.raises(ValueError, match=r"fraction is .*; it must be between 0 and 1"):
+            split_by_label(examples, fraction)
 
 
 @pytest.mark.slow("trains two classifiers")

@@ -27,6 +27,7 @@ from labml_bert.embed import (
     train_simcse,
 )
 from labml_bert.models import BertForMaskedLM
+from labml_bert.training.trainer import NonFiniteLossError
 from tests.support.parity import TOLERANCE
 from tests.support.small_models import TEXT, Model, random_model, subword_tokenizer
 
@@ -125,6 +126,8 @@ def test_the_mean_cosine_is_that_of_all_pairs() -> None:
     )
     with pytest.raises(ValueError, match="a pair needs two texts"):
         mean_cosine(vectors[:1])
+    vectors[3] = 0
+    assert mean_cosine(vectors) == pytest.approx(cosines(vectors, vectors).triu(1).sum().item() / 21)
 
 
 def correlated_vectors(N: int = 200) -> Tensor:
@@ -212,8 +215,19 @@ def test_impossible_trainings_are_refused(pairs: int, batch_size: int, steps: in
 
 def test_a_learning_rate_at_which_the_loss_explodes_is_refused() -> None:
     tokenizer = subword_tokenizer()
-    with pytest.raises(ValueError, match="the loss exploded at the learning rate inf"):
+    with pytest.raises(NonFiniteLossError, match="the loss exploded at the learning rate inf"):
         train_simcse(model_of("bert", tokenizer), tokenizer, [(TEXT, TEXT)] * 2, math.inf, 9, 2)
+
+
+def test_an_infinite_gradient_in_the_last_step_leaves_the_weights_alone() -> None:
+    tokenizer = subword_tokenizer()
+    model = model_of("bert", tokenizer)
+    weight = next(model.parameters())
+    before = weight.detach().clone()
+    weight.register_hook(lambda gradient: gradient * math.inf)
+    with pytest.raises(NonFiniteLossError, match=r"exploded at the learning rate 0\.001; try a lower one"):
+        train_simcse(model, tokenizer, [(TEXT, TEXT)] * 2, 1e-3, 1, 2)
+    assert torch.equal(weight, before)
 
 
 def test_a_model_with_two_positions_is_refused() -> None:

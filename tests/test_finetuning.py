@@ -5,6 +5,7 @@ import random
 import signal
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -26,7 +27,7 @@ from labml_bert.heads import (
     BertForSequenceClassification,
     BertForTokenClassification,
 )
-from labml_bert.labeled_text import Example, choose_hyperparameter, score
+from labml_bert.labeled_text import Example, choose_hyperparameter, confusion_matrix, score
 from labml_bert.mlm import IGNORE
 from labml_bert.training.trainer import NonFiniteLossError
 from tests.support.by_hand import tiny_config
@@ -115,6 +116,8 @@ def test_padding_does_not_change_the_logits() -> None:
         assert (alone - logits).abs().max() < TOLERANCE
     # The order of the rows and the batch size don't matter either.
     assert (predict(model, rows[::-1], 2).flip(0) - together).abs().max() < TOLERANCE
+    with pytest.raises(ValueError, match="batch_size is -1; it must be at least 1"):
+        predict(model, rows, -1)
 
 
 def word_order_task(count: int, seed: int) -> list[Example]:
@@ -172,6 +175,14 @@ def test_accuracy_and_macro_f1_by_hand() -> None:
     result = score(torch.nn.functional.one_hot(guesses, 4).float(), labels)
     assert result.accuracy == pytest.approx(3 / 6)
     assert result.macro_f1 == pytest.approx((2 * 2 / (3 + 3) + 2 * 1 / (3 + 1)) / 2)
+
+
+@pytest.mark.parametrize("labels", [[[0], [1], [1]], [1], []])
+def test_labels_of_another_shape_are_refused(labels: list[Any]) -> None:
+    """PyTorch would broadcast them, and the macro F1 could be above 1."""
+    for measure in (score, confusion_matrix):
+        with pytest.raises(ValueError, match=r"logits are \(3, 2\) and labels are .*; they must be"):
+            measure(torch.zeros(3, 2), torch.tensor(labels))
 
 
 def test_choosing_a_hyperparameter_uses_each_example_once() -> None:

@@ -206,6 +206,15 @@ def test_new_rows_of_a_resized_model_are_trained() -> None:
     assert model.cls.predictions.bias.grad[old_size + 2].abs() > 0
 
 
+def test_resizing_a_model_leaves_another_one_with_the_same_configuration_alone(tmp_path: Path) -> None:
+    config = random_config(5)
+    model, other = BertForMaskedLM(config), BertForMaskedLM(config)
+    other.resize_token_embeddings(config.vocab_size + 3)
+    assert other.config is other.bert.config
+    model.save_pretrained(tmp_path)
+    assert BertForMaskedLM.from_pretrained(tmp_path).config == config == random_config(5)
+
+
 def test_a_frozen_model_stays_frozen_when_it_is_resized() -> None:
     model = BertForMaskedLM(random_config(5)).requires_grad_(False)
     model.resize_token_embeddings(model.config.vocab_size + 3)

@@ -71,9 +71,11 @@ def test_a_new_token_starts_as_the_mean_of_its_pieces(kind: str) -> None:
     input_ids = torch.randint(1, V, (2, 9))
     logits = model(input_ids).logits
     before, bias_before = (tensor.clone() for tensor in embedding_and_bias(model))
+    old_config = model.config
     add_embeddings(model, pieces, add_tokens(tokenizer, WORDS))
     after, bias_after = embedding_and_bias(model)
     assert model.config.vocab_size == len(after) == len(bias_after) == V + 2
+    assert old_config.vocab_size == V, "another model may use the same configuration"
     assert torch.equal(after[:V], before) and torch.equal(bias_after[:V], bias_before)
     for i, ids in enumerate(pieces):
         assert torch.equal(after[V + i], before[ids].mean(0))

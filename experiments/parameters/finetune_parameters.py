@@ -62,7 +62,7 @@ from labml_bert.lora import add_lora
 from labml_bert.model_folder import load_weights
 from labml_bert.run.fingerprint import Fingerprint, machine, single_thread
 from labml_bert.run.options import parse
-from labml_bert.run.record import at_least_one, average_losses, check_record, describe_run, finish
+from labml_bert.run.record import average_losses, check_range, check_record, describe_run, finish
 from labml_bert.run.terminal import exit_on_bad_input, header
 from labml_bert.stdout import console, display_path
 from labml_bert.training.device import Precision, choose_device
@@ -287,7 +287,7 @@ def main(argv: list[str] | None = None) -> None:
     check_scikit_learn_is_here()
     if options.record is not None:
         check_record(options.record, "parameters/finetune_parameters")
-    at_least_one(options, "seeds", "steps")
+    check_range(options, "seeds", "steps")
     check_label_counts("labels", options.labels)
     device = choose_device(options.device)
     folder = options.model or find_newest_model(Path("logs"))

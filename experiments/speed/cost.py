@@ -75,7 +75,7 @@ from labml_bert.data.tokenizers import (
 from labml_bert.data.windows import random_windows
 from labml_bert.mlm import TokenMasker
 from labml_bert.models import BertForMaskedLM
-from labml_bert.run.record import at_least_one, check_record, clean_arguments, describe_run, finish
+from labml_bert.run.record import check_range, check_record, clean_arguments, describe_run, finish
 from labml_bert.run.terminal import OneLineParser, exit_on_bad_input, header
 from labml_bert.run.timing import (
     build_training_step,
@@ -311,7 +311,7 @@ def measure(options: argparse.Namespace, words: list[str]) -> None:
     start = time.monotonic()
     if options.record is not None:
         check_record(options.record, "speed/cost")
-    at_least_one(options, "rounds", "batches")
+    check_range(options, "rounds", "batches")
     # Less text may be a single document, which isn't enough for pairs. More could fill the disk.
     for size in options.megabytes:
         if not 0.1 <= size <= 10_000:

@@ -34,7 +34,7 @@ from rich.table import Table
 from labml_bert.bert import BertConfig
 from labml_bert.mlm import MaskedLMOutput, MaskedTokens, masked_lm_loss
 from labml_bert.models import BertForMaskedLM
-from labml_bert.run.record import at_least_one, check_record, clean_arguments, describe_run, finish
+from labml_bert.run.record import check_range, check_record, clean_arguments, describe_run, finish
 from labml_bert.run.terminal import OneLineParser, exit_on_bad_input, header
 from labml_bert.run.timing import (
     build_layer_ops,
@@ -296,7 +296,7 @@ def compare(options: argparse.Namespace, words: list[str]) -> None:
     start = time.monotonic()
     if options.record is not None:
         check_record(options.record, "speed/speed")
-    at_least_one(options, "rounds", "batch_size", "length")
+    check_range(options, "rounds", "batch_size", "length")
     for dropout in options.dropout:
         if not 0 <= dropout < 1:
             raise ValueError(f"dropout is {dropout}; it must be in [0, 1)")

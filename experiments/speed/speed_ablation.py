@@ -65,7 +65,7 @@ from labml_bert.data.paired_text import PairedText
 from labml_bert.data.tokenizers import wordpiece_tokenizer
 from labml_bert.mlm import TokenMasker
 from labml_bert.models import BertForMaskedLM
-from labml_bert.run.record import at_least_one, check_record, clean_arguments, describe_run, finish
+from labml_bert.run.record import check_range, check_record, clean_arguments, describe_run, finish
 from labml_bert.run.terminal import OneLineParser, exit_on_bad_input, header
 from labml_bert.run.timing import time_call, time_in_turn
 from labml_bert.stdout import console
@@ -239,7 +239,7 @@ def compare(options: argparse.Namespace, words: list[str]) -> None:
     start = time.monotonic()
     if options.record is not None:
         check_record(options.record, "speed/speed_ablation")
-    at_least_one(options, "rounds", "repeats")
+    check_range(options, "rounds", "repeats")
     device = choose_device(options.device)
     precision = "bfloat16" if has_fast_bfloat16(device) else "float32"
     header(

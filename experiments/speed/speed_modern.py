@@ -34,7 +34,7 @@ from typing import Any
 from rich.table import Table
 
 from labml_bert.modern import ModernBertConfig, ModernBertForMaskedLM
-from labml_bert.run.record import at_least_one, check_record, clean_arguments, describe_run, finish
+from labml_bert.run.record import check_range, check_record, clean_arguments, describe_run, finish
 from labml_bert.run.terminal import OneLineParser, exit_on_bad_input
 from labml_bert.run.timing import build_training_step, draw_batch, summarize, time_in_turn
 from labml_bert.stdout import console
@@ -164,7 +164,7 @@ def compare(options: argparse.Namespace, words: list[str]) -> None:
     start = time.monotonic()
     if options.record is not None:
         check_record(options.record, "speed/speed_modern")
-    at_least_one(options, "rounds")
+    check_range(options, "rounds")
     try:
         peers = {"transformers": version("transformers")}
     except ImportError:

@@ -25,6 +25,7 @@ import torch
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from torch import Tensor
 
+from labml_bert.checks import LARGEST_VALUES
 from labml_bert.checksums import parse_json, read_checked, write_checked
 from labml_bert.files import make_folder, unreadable
 
@@ -107,13 +108,16 @@ def wordpiece_tokenizer(texts: Iterable[str], vocab_size: int = 8192, lowercase:
     The tokenizer adds `[CLS]` and `[SEP]` to a text that it encodes, unless you pass
     `add_special_tokens=False`.
 
-    Raises `ValueError` if there is no text, or if `vocab_size` is too small for the special tokens and the
-    alphabet: each character that starts a word and, with its `##`, each character that continues one.
+    Raises `ValueError` if there is no text, or if `vocab_size` is above ten million or too small for the
+    special tokens and the alphabet: each character that starts a word and, with its `##`, each character that
+    continues one.
 
     Source: [Japanese and Korean voice search](https://research.google/pubs/japanese-and-korean-voice-search/)
     for the idea; `BasicTokenizer` in `tokenization.py` of
     [google-research/bert](https://github.com/google-research/bert) for what a word is.
     """
+    if vocab_size > (most := LARGEST_VALUES["vocab_size"]):
+        raise ValueError(f"vocab_size is {vocab_size}; it must be at most {most:,}")
     # Python would split words at these control characters. The tokenizer deletes them, so delete them first.
     texts = [re.sub("[\x0b\x0c\x1c-\x1f\x85]", "", text) for text in texts]
     # The library's training time grows with the square of the longest word's length.

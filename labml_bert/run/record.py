@@ -163,7 +163,7 @@ def clean_arguments(argv: list[str] | None) -> list[str]:
     return words
 
 
-def at_least_one(options: object, *names: str) -> None:
+def check_range(options: object, *names: str) -> None:
     """Raises `ValueError` if an option is below 1 or very large. An option that is `None` isn't checked."""
     for name in names:
         value = getattr(options, name)

@@ -35,6 +35,11 @@ from labml_bert.training.distributed import all_gather, rank
 CHECKPOINT = "checkpoint.safetensors"
 # We keep the previous checkpoint in case the disk damages the newest one.
 PREVIOUS = "previous.safetensors"
+# What an optimizer keeps for each parameter after its first step. Any other optimizer may keep nothing.
+MOMENTS: dict[type, set[str]] = {
+    torch.optim.AdamW: {"step", "exp_avg", "exp_avg_sq"},
+    torch.optim.Muon: {"momentum_buffer"},
+}
 TOKENIZER = "tokenizer.json"
 # This file contains a failed step's batch, and the weights and random states from before the step.
 FAILED_STEP = "failed_step.safetensors"
@@ -124,7 +129,8 @@ def save_checkpoint(
 
     All processes must call this function. The processes have the same weights, but each one draws its own
     dropout masks. So this function gathers the random states of all processes. Rank zero writes the file,
-    with `metadata` as JSON. To show which run the checkpoint belongs to, we add the sha256 of the tokenizer.
+    with `metadata` as JSON, which needs a `step`, the `seconds` and the `configuration`. To show which run
+    the checkpoint belongs to, we add the sha256 of the tokenizer.
 
     Raises `OSError` if the file can't be written, or `SHA256SUMS` can't be read.
     """
@@ -175,8 +181,7 @@ def restore(
             groups = optimizer.state_dict()["param_groups"]
             indices = [index for group in groups for index in group["params"]]
             states = {index: with_prefix(moments, f"{first + index}.") for index in indices}
-            is_adam = isinstance(optimizer, torch.optim.AdamW)
-            needed = {"step", "exp_avg", "exp_avg_sq"} if is_adam else {"momentum_buffer"}
+            needed = MOMENTS.get(type(optimizer), set())
             # There are no moments before the first update. In float16, the first steps may have been skipped.
             may_be_empty = metadata["step"] == 0 or metadata.get("scaler")
             is_complete = all(needed <= state.keys() for state in states.values())

@@ -6,7 +6,7 @@ Which processor should you train on, and in which precision? By default, the har
 
 import logging
 import warnings
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import nn
@@ -63,7 +63,11 @@ def choose_precision(device: torch.device, precision: Precision = "auto") -> Pre
     Returns `precision` unless it's `auto`. For `auto`, returns bfloat16 if `has_fast_bfloat16` is true, and
     float16 on other CUDA GPUs of compute capability 7.0 or higher, nearly all of which have tensor cores. On
     all other devices, `auto` gives float32.
+
+    Raises `ValueError` if `precision` has another name.
     """
+    if precision not in get_args(Precision):
+        raise ValueError(f"precision is {precision!r}; it must be one of {', '.join(get_args(Precision))}")
     if precision != "auto":
         return precision
     if has_fast_bfloat16(device):

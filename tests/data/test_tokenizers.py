@@ -163,6 +163,9 @@ def test_wordpiece_vocabulary_must_hold_the_alphabet() -> None:
     assert wordpiece_tokenizer(["ab a c"], 9).get_vocab_size() == 9
     with pytest.raises(ValueError, match="no text"):
         wordpiece_tokenizer([])
+    # The library would end the process, because it has no memory for so many pieces.
+    with pytest.raises(ValueError, match="vocab_size is 1000000000000; it must be at most 10,000,000"):
+        wordpiece_tokenizer(["ab a c"], 10**12)
 
 
 @pytest.mark.parametrize("make_tokenizer", [word_tokenizer, wordpiece_tokenizer])

@@ -387,13 +387,12 @@ def test_copying_a_file(server: str, page: "sync_api.Page") -> None:
 def test_a_copy_button_gets_its_label_back(server: str, page: "sync_api.Page") -> None:
     page.goto(server + "labml_bert/mlm/")
     button = page.locator("button", has_text="Copy file").element_handle()
+    click = "async button => { await copy(button); return button.textContent; }"
     for _ in range(2):
-        page.evaluate("button => copy(button)", button)
-    assert button.text_content() == "Copied"
+        assert page.evaluate(click, button) == "Copied"
     page.wait_for_function("button => button.textContent === 'Copy file'", arg=button)
     page.evaluate("Object.defineProperty(navigator, 'clipboard', { value: undefined })")
-    page.evaluate("button => copy(button)", button)
-    assert button.text_content() == "Not allowed", "over plain HTTP there's no clipboard"
+    assert page.evaluate(click, button) == "Not allowed", "over plain HTTP there's no clipboard"
 
 
 class WithoutDocstrings(ast.NodeTransformer):

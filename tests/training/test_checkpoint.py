@@ -5,6 +5,7 @@ import json
 import os
 import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,8 @@ from labml_bert.training.checkpoint import (
     load_named_weights,
     named_weights,
     random_states,
+    restore,
+    save_checkpoint,
     set_device_random_state,
 )
 from tests.support.damage import flip_bit
@@ -176,6 +179,30 @@ def test_only_before_the_first_update_there_are_no_moments(
     else:
         with pytest.raises(ValueError, match=r"is incomplete; start a new run$"):
             trainer.resume()
+
+
+@pytest.mark.parametrize(
+    "make_optimizer", [torch.optim.Adam, torch.optim.SGD, torch.optim.Adagrad, torch.optim.RMSprop]
+)
+def test_other_optimizers_are_saved_and_restored(
+    make_optimizer: Callable[..., torch.optim.Optimizer], tmp_path: Path
+) -> None:
+    def train_a_step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        model(torch.ones(1, 3)).square().sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    model, other = nn.Linear(3, 2), nn.Linear(3, 2)
+    optimizer, other_optimizer = (make_optimizer(m.parameters(), lr=0.1) for m in (model, other))
+    generator, device = torch.Generator(), torch.device("cpu")
+    train_a_step(model, optimizer)
+    metadata: dict[str, Any] = {"step": 1, "seconds": 0.0, "configuration": {}}
+    save_checkpoint(tmp_path, model, [optimizer], generator, device, metadata)
+    metadata, tensors = load_checkpoint(tmp_path)
+    restore(tmp_path, tensors, metadata, other, [other_optimizer], generator, device)
+    for pair in ((model, optimizer), (other, other_optimizer)):
+        train_a_step(*pair)
+    assert torch.equal(model.weight, other.weight)
 
 
 def test_weights_that_do_not_fit_are_named() -> None:

@@ -4,6 +4,7 @@ machine with a GPU, `make gpu` runs these tests on it; elsewhere they compare th
 """
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -154,6 +155,12 @@ def test_a_gpu_without_bfloat16_gets_float16_if_it_has_tensor_cores(
     assert choose_precision(torch.device("cuda")) == precision
     assert choose_precision(torch.device("cuda"), "float32") == "float32"
     assert choose_precision(torch.device("mps")) == "float32"
+
+
+@pytest.mark.parametrize("precision", ["fp32", "float64", None])
+def test_an_unknown_precision_is_refused(precision: Any) -> None:
+    with pytest.raises(ValueError, match="it must be one of auto, bfloat16, float16, float32"):
+        choose_precision(torch.device("cpu"), precision)
 
 
 def test_auto_takes_the_gpu_of_nvidia_or_apple(monkeypatch: pytest.MonkeyPatch) -> None:
