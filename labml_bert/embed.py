@@ -115,11 +115,13 @@ def embed(
     Returns the vectors of all texts, `(N, D)`, in the order of the texts. The model has to be in eval mode.
     Texts of similar length share a batch, so little time goes to padding.
 
-    Raises `ValueError` if `texts` is empty or a single string. Also raises the errors of `check_text` and of
-    `pool_texts`.
+    Raises `ValueError` if `texts` is empty or a single string, or if `batch_size` is below 1. Also raises the
+    errors of `check_text` and of `pool_texts`.
     """
     if not texts or isinstance(texts, str):
         raise ValueError("there are no texts; pass a list with at least one")
+    if batch_size < 1:
+        raise ValueError(f"batch_size is {batch_size}; it must be at least 1")
     for number, text in enumerate(texts, 1):
         check_text(text, f"text {number:,}" if len(texts) > 1 else "the text")
     order = sorted(range(len(texts)), key=lambda i: len(texts[i]))

@@ -100,6 +100,7 @@ def test_a_long_text_loses_its_end() -> None:
     ("texts", "arguments", "message"),
     [
         ([], {}, "there are no texts"),
+        (["a"], {"batch_size": -1}, "batch_size is -1; it must be at least 1"),
         (["dog", "[SEP]"], {}, r"the text '\[SEP\]' has no tokens"),
         ([""], {}, "the text '' has no tokens"),
         (["dog", "dog " * 25_001], {}, "text 2 has 100,004 characters; use at most 100,000"),

@@ -271,6 +271,7 @@ def test_the_graph_is_one_file_without_private_paths(graph: tuple[BertForMaskedL
 
 
 @TRACES
+@pytest.mark.long
 def test_a_graph_that_disagrees_is_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = random_model(num_hidden_layers=1)
     exported = export.Graph(random_model(num_hidden_layers=1))
@@ -286,6 +287,7 @@ def test_a_graph_that_disagrees_is_deleted(tmp_path: Path, monkeypatch: pytest.M
 
 
 @TRACES
+@pytest.mark.long
 def test_a_graph_with_nan_outputs_is_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(export, "output_differences", lambda *_: iter([0.0, float("nan"), 0.0]))
     with pytest.raises(ValueError, match="differ by nan in an output"):
@@ -294,6 +296,7 @@ def test_a_graph_with_nan_outputs_is_deleted(tmp_path: Path, monkeypatch: pytest
 
 
 @TRACES
+@pytest.mark.long
 def test_without_onnxruntime_the_export_says_it_was_not_checked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -431,6 +434,7 @@ def test_weights_without_their_description_are_deleted(
 
 
 @TRACES
+@pytest.mark.long
 def test_an_onnxruntime_that_cannot_read_the_graph_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -451,6 +455,7 @@ def test_an_onnxruntime_that_cannot_read_the_graph_is_named(
 
 
 @TRACES
+@pytest.mark.long
 def test_a_graph_never_stands_beside_the_tokenizer_of_another(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -476,6 +481,7 @@ def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path, monkeypatch:
 
 
 @pytest.mark.parametrize("kind", ["web", "onnx"])
+@pytest.mark.long
 def test_only_one_program_exports_into_a_folder(
     kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -57,6 +57,7 @@ def test_python_source_has_no_docstrings_and_no_comments() -> None:
 
 @pytest.mark.processes
 @pytest.mark.slow("parses the whole standard library")
+@pytest.mark.long
 def test_the_docs_are_the_same_in_another_process_and_imported_from_no_python_module() -> None:
     """`import antigravity` would open a browser, and `import this` prints."""
     code = (

@@ -219,6 +219,7 @@ def test_a_vocabulary_is_learned_from_a_long_word_in_parts() -> None:
 
 
 @pytest.mark.processes
+@pytest.mark.long
 def test_wordpiece_is_the_same_in_every_process() -> None:
     program = (
         "import random; r = random.Random(0)\n"

@@ -128,6 +128,7 @@ def test_a_signal_ends_the_worker_and_deletes_the_temporary_folder(tmp_path: Pat
 
 @pytest.mark.skipif(sys.platform == "win32", reason="on Windows, a signal ends a process at once")
 @pytest.mark.processes
+@pytest.mark.long
 def test_the_command_turns_a_signal_into_an_exit(tmp_path: Path) -> None:
     """Without this, a signal would end the process before it could delete its temporary folder."""
     words = [sys.executable, "-u", cost.__file__]

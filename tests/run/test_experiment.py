@@ -59,6 +59,7 @@ def test_resuming_with_other_options_or_another_text_is_rejected(
 
 
 @pytest.mark.processes
+@pytest.mark.long
 def test_a_last_step_that_explodes_is_no_success(corpus_file: Path, tmp_path: Path) -> None:
     """With two steps, the learning rate is 0 in the first, so only the second one updates the weights."""
     arguments = [*SMALL, "--corpus", corpus_file, "--steps", 2, "--learning-rate", 1e7]
@@ -156,6 +157,7 @@ def test_ctrl_c_does_not_wait_for_the_compilation(
 
 
 @pytest.mark.processes
+@pytest.mark.long
 def test_resuming_a_run_that_has_ended_keeps_an_edited_model_card(
     corpus_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

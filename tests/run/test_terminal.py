@@ -38,6 +38,7 @@ fcntl, pty, termios = map(pytest.importorskip, ("fcntl", "pty", "termios"))
 
 
 @pytest.mark.processes
+@pytest.mark.long
 def test_brackets_are_printed_literally(tmp_path: Path) -> None:
     """Rich must not interpret brackets in a text or a path as markup."""
     (tmp_path / "text.txt").write_text("[b]cat[/b] [red]dog[/i] [/x]\n" * 300)
@@ -184,6 +185,7 @@ def test_no_file_gets_the_number_of_a_closed_stream(tmp_path: Path) -> None:
 
 
 @pytest.mark.processes
+@pytest.mark.long
 def test_bad_input_gets_no_traceback_without_a_stderr(tmp_path: Path) -> None:
     words = ["sh", "-c", 'exec "$0" -m labml_bert.runs missing 2>&-', sys.executable]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -285,6 +287,7 @@ def test_a_narrow_terminal_gets_whole_columns() -> None:
 
 
 @pytest.mark.processes
+@pytest.mark.long
 def test_an_error_that_cannot_be_printed_keeps_its_exit_code(tmp_path: Path) -> None:
     words = ["sh", "-c", '"$0" -m labml_bert.embed --run nowhere a b 2>/dev/full', sys.executable]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -473,6 +476,7 @@ def test_a_gpu_that_is_too_small_has_a_remedy(capsys: pytest.CaptureFixture[str]
 @pytest.mark.processes
 @pytest.mark.skipif(sys.platform == "win32", reason="on Windows, a process has no status for signals")
 @pytest.mark.parametrize(("error", "code"), [("KeyboardInterrupt", -signal.SIGINT), ("AssertionError", 1)])
+@pytest.mark.long
 def test_ctrl_c_after_the_block_gives_no_traceback(error: str, code: int) -> None:
     lines = ["from labml_bert.run.terminal import exit_on_bad_input", "with exit_on_bad_input():", "    pass"]
     words = [sys.executable, "-c", "\n".join([*lines, f"raise {error}"])]

@@ -137,6 +137,7 @@ def test_another_learning_rate_changes_the_first_weights(
     assert "listed as intended: a smaller learning rate" in capsys.readouterr().out
 
 
+@pytest.mark.long
 def test_a_failed_command_counts_as_a_difference(
     repository: Path, results: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -333,6 +333,7 @@ def test_micro_batches_add_up_to_the_batch(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.processes
+@pytest.mark.long
 def test_bad_input_is_reported_once(folder: Path, tmp_path: Path) -> None:
     script = ROOT / "experiments" / "mlm_tiny.py"
     arguments = ["--corpus", folder / "text", *SMALL, "--gradient-accumulation-steps", 9]
