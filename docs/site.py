@@ -17,6 +17,7 @@ from docs.figures.quotable import quotable
 from docs.figures.records import read_records
 from docs.figures.runs import recorded_runs
 from docs.literate.names import Source, Sources
+from docs.literate.rows import find_files
 from docs.literate.samples import SAMPLE
 from docs.literate.site import Site
 from docs.project import PROJECT, ROOT, Project, clone_cell, notebook_links
@@ -69,7 +70,7 @@ def notebooks(project: Project) -> dict[str, str]:
                 "import sys\n\n"
                 f'__file__, sys.argv = "{path}", ["{path}"]\n'
             )
-        for chapter in sorted((ROOT / "docs" / "pages").glob("*.md")):
+        for chapter in find_files(ROOT / "docs" / "pages", "*.md"):
             if SAMPLE.search(chapter.read_text("utf-8", "replace")):
                 files[f"docs/pages/{chapter.name}"] = clone_cell(project)
     return files

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from docs.literate.prose import cell
-from docs.literate.rows import PageError
+from docs.literate.rows import PageError, find_files
 from docs.project import ROOT
 from labml_bert.checksums import parse_json
 
@@ -65,14 +65,15 @@ def read_records(folder: Path = RUNS) -> dict[str, Record]:
     that would have to be escaped in links and headings.
     """
     records = {}
-    for path in sorted(folder.glob("*.json")):
+    for path in find_files(folder, "*.json"):
         if not re.fullmatch(r"[\w.-]+", path.stem):
             raise PageError(f"{path}: use only letters, digits, dots and dashes in the name of a record")
         try:
             data = parse_json(path.read_bytes())
         except ValueError as error:
             raise PageError(f"{path}: not JSON: {error}") from None
-        if not (isinstance(data, dict) and data.keys() >= {"experiment", "command", "date", "hardware"}):
+        is_record = isinstance(data, dict) and data.keys() >= {"experiment", "command", "date", "hardware"}
+        if not (is_record and isinstance(data["command"], str) and isinstance(data.get("scripts", []), list)):
             raise PageError(f"{path} is not a record of an experiment; remove it from docs/runs")
         records[path.stem] = Record(path.stem, data)
     return records

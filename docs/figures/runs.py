@@ -159,7 +159,7 @@ def recorded_runs(source: Source, records: dict[str, Record]) -> str:
     for record in mine:
         try:
             check, content, title = describe_check(record), result_of(record, records), headline(record)
-        except (LookupError, TypeError, ValueError, AttributeError) as error:
+        except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise PageError(f"docs/runs/{record.name}.json is damaged ({error!r}); restore it") from None
         parts.append(f"### {record.name} {{#run-{record.name} data-search-exclude}}\n\n")
         sentence = f"{check}\n\n" if check else ""

@@ -87,8 +87,17 @@ def docstring(body: list[ast.stmt], index: int, source: str, path: str) -> Piece
     return Piece(node.lineno, node.end_lineno, inspect.cleandoc(node.value.value))
 
 
+def find_files(folder: Path, pattern: str) -> list[Path]:
+    """
+    Returns the sorted files in `folder` that match `pattern`. A file is skipped if its name or that of its
+    folder begins with a dot. Jupyter keeps copies in such a folder, and Emacs locks a file with such a link.
+    """
+    paths = (path for path in folder.glob(pattern) if path.is_file())
+    return sorted(path for path in paths if "/." not in f"/{path.relative_to(folder).as_posix()}")
+
+
 def read_page(path: Path) -> str:
-    """Returns the text of a chapter. Raises `PageError` if it isn't UTF-8."""
+    """Returns the text of a chapter or a script. Raises `PageError` if it isn't UTF-8."""
     try:
         return path.read_text("utf-8")
     except UnicodeDecodeError as error:

@@ -11,7 +11,7 @@ import re
 from pathlib import Path
 
 from docs.literate.names import Source, Symbol, summary
-from docs.literate.rows import Row, split_heading, split_lines
+from docs.literate.rows import PageError, Row, read_page, split_heading, split_lines
 
 COMMENT = re.compile(r"( *)// ?(.*)")
 # A class or a function has no indentation; a method is indented by two spaces.
@@ -21,10 +21,14 @@ DEFINITION = re.compile(
 
 
 def read_script(root: Path, path: str) -> Source:
-    """Reads the file at `path` under `root`."""
-    text = (root / path).read_text("utf-8")
+    """Reads the file at `path` under `root`. Raises `PageError` if its page would be wrong."""
+    text = read_page(root / path)
     # JavaScript has no Python syntax tree to resolve names in.
-    source = Source(path, text, script_rows(text), ast.Module([], []))
+    try:
+        rows = script_rows(text)
+    except PageError as error:
+        raise PageError(f"{path}, {error}") from None
+    source = Source(path, text, rows, ast.Module([], []))
     for row in source.rows:
         if row.name:
             source.symbols[row.name] = Symbol(source.page, row.name, summary(row.prose))
@@ -32,7 +36,10 @@ def read_script(root: Path, path: str) -> Source:
 
 
 def script_rows(text: str) -> list[Row]:
-    """The rows of a file. A comment right above a definition belongs to it."""
+    """
+    The rows of a file. A comment right above a definition belongs to it. Raises `PageError` if a definition
+    has no end.
+    """
     lines = split_lines(text)
     rows = [Row(1)]
     owner = indent = ""
@@ -55,7 +62,12 @@ def script_rows(text: str) -> list[Row]:
                 rows[-1].name = owner
             else:
                 rows[-1].name, indent = f"{owner}.{definition[2]}", "  "
-            rows[-1].ends = lines.index(f"{indent}}}", number) + 1
+            if line.endswith("}"):
+                rows[-1].ends = number
+            elif f"{indent}}}" in lines[number:]:
+                rows[-1].ends = lines.index(f"{indent}}}", number) + 1
+            else:
+                raise PageError(f"line {number}: this definition needs a line with only its last brace")
     for row, following in zip(rows, [*(row.first for row in rows[1:]), len(lines) + 1], strict=True):
         row.last = following - 1
         row.level, row.heading, row.prose = split_heading(row.prose)

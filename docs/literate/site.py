@@ -21,7 +21,7 @@ from docs.literate.expressions import chapter, read_glossary
 from docs.literate.fonts import typefaces
 from docs.literate.names import Source, Sources, read_source
 from docs.literate.page import chapter_notebook, notebook, source_page
-from docs.literate.rows import read_page
+from docs.literate.rows import find_files, read_page
 from docs.literate.scripts import read_script
 
 # This file holds the `reference_hash` of the reference that was last written.
@@ -90,10 +90,9 @@ class Site:
 def read_sources(root: Path, folders: tuple[str, ...]) -> Sources:
     """
     Reads all sources and returns them by module name. An empty file, such as most `__init__.py`, is skipped.
-    So is a file whose name begins with a dot: Emacs locks a file with such a link, and its target is missing.
     """
-    files = (path for name in folders for path in (root / name).rglob("*.py"))
-    paths = sorted(path for path in files if not path.name.startswith(".") and path.stat().st_size)
+    files = (path for name in folders for path in find_files(root / name, "**/*.py"))
+    paths = sorted(path for path in files if path.stat().st_size)
     sources = (read_source(root, path.relative_to(root).as_posix()) for path in paths)
     return {source.module: source for source in sources}
 
@@ -140,7 +139,7 @@ def notebook_links(site: Site, source: Source) -> dict[str, str]:
 def script_files(site: Site, sources: Sources) -> Files:
     """Yields the files of the folders that are served unchanged, and the pages of the scripts."""
     for folder in site.copied:
-        for path in (site.root / folder).glob("**/*.*"):
+        for path in find_files(site.root / folder, "**/*.*"):
             yield path.relative_to(site.root).as_posix(), path.read_bytes()
     for name in site.scripts:
         script = read_script(site.root, name)
@@ -152,7 +151,7 @@ def chapter_files(site: Site, sources: Sources, contents: Contents) -> Files:
     pages = site.root / site.chapters
     glossary = pages / "glossary.md"
     terms = read_glossary(read_page(glossary)) if glossary.is_file() else []
-    for path in sorted(pages.glob("**/*.md")):
+    for path in find_files(pages, "**/*.md"):
         name = path.relative_to(pages).as_posix().removesuffix(".md")
         text = chapter(path, name, sources, contents.names(name), terms)
         if f"{site.chapters}/{name}.md" in site.notebooks:

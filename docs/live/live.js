@@ -182,7 +182,7 @@ export class Live {
     this.field.addEventListener("compositionend", () => this.type(this.field.value));
     this.pick = make("select", { name: "sentence" }, ...SAMPLES.map((sample) => make("option", {}, sample.replaceAll(/[[\]]/g, ""))));
     // Selected while the text is the reader's own.
-    this.pick.append(make("option", { hidden: true }, "your own"));
+    this.pick.append(make("option", { hidden: true, disabled: true }, "your own"));
     this.pick.addEventListener("change", () => this.sample(SAMPLES[this.pick.selectedIndex]));
     const clear = make("button", { type: "button" }, "Unmask all");
     clear.addEventListener("click", () => this.setMasked([]));

@@ -666,6 +666,11 @@ def test_the_keyboard_can_do_all_of_it(server: str, page: Page) -> None:
     press("ArrowRight")
     assert "Head 2" in page.inner_text(".reading")
     assert page.evaluate("document.querySelectorAll('.head')[1].classList.contains('chosen')")
+    # In a list, a letter picks the first entry that begins with it, even a hidden one.
+    text = page.input_value("textarea")
+    page.focus("[name=sentence]")
+    press("y")
+    assert page.input_value("[name=sentence]") != "your own" and page.input_value("textarea") == text
 
 
 def last_words(arm: str = LAST["arm"]) -> str:

@@ -1,6 +1,7 @@
 """Whether the current code reproduces a record, and what the pages say about it."""
 
 import json
+import math
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -53,7 +54,10 @@ def test_the_oldest_check_of_several_arms_counts() -> None:
 HEAD = {"experiment": "mlm_tiny", "command": "python x.py", "date": "2026-11-22", "hardware": {}}
 
 
-@pytest.mark.parametrize("text", ["{", "[]", "{}", '"text"', '{"experiment": "mlm_tiny"}'])
+TYPES = [json.dumps(HEAD | part) for part in ({"command": None}, {"scripts": None}, {"scripts": 5})]
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "{}", '"text"', '{"experiment": "mlm_tiny"}', *TYPES])
 def test_a_file_that_is_not_a_record_is_named(text: str, tmp_path: Path) -> None:
     (tmp_path / "mlm_tiny.json").write_text(text)
     with pytest.raises(PageError, match=r"mlm_tiny\.json"):
@@ -62,7 +66,15 @@ def test_a_file_that_is_not_a_record_is_named(text: str, tmp_path: Path) -> None
 
 @pytest.mark.parametrize(
     "parts",
-    [{}, {"history": {}}, {"history": []}, {"result": None}, {"table": 1}, {"result": {"loss": "low"}}],
+    [
+        {},
+        {"history": {}},
+        {"history": []},
+        {"history": [{"step": math.inf, "loss": math.inf}]},
+        {"result": None},
+        {"table": 1},
+        {"result": {"loss": "low"}},
+    ],
 )
 def test_a_record_that_lacks_a_part_is_named(parts: dict[str, Any], tmp_path: Path) -> None:
     (tmp_path / "mine.json").write_text(json.dumps(HEAD | parts))

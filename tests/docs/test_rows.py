@@ -19,7 +19,7 @@ from docs.literate.page import notebook, source_page
 from docs.literate.prose import fold_parts, label_cells, prepare_for_search, tag_sections
 from docs.literate.rows import PageError, read_rows
 from docs.literate.samples import run_samples, update_outputs
-from docs.literate.scripts import script_rows
+from docs.literate.scripts import read_script, script_rows
 from docs.literate.site import read_sources
 from docs.site import SITE
 
@@ -292,7 +292,7 @@ def test_a_script_has_rows_too() -> None:
     text = (
         "// # Title\n//\n// Words.\n\n// ## Part\n//\n// More.\nexport class A {\n  constructor(x) {\n"
         "    this.x = x;\n  }\n\n  // Why.\n  go() {\n    // Here.\n    return 1; // (T, D)\n  }\n}\n\n"
-        "function bare() {\n}\n"
+        "function bare() {\n}\nfunction one() { return 1; }\n"
     )
     rows = script_rows(text)
     assert [(row.first, row.last, row.ends, row.name, row.heading, row.prose) for row in rows] == [
@@ -301,8 +301,17 @@ def test_a_script_has_rows_too() -> None:
         (13, 14, 17, "A.go", "", "Why."),
         (15, 19, 0, "", "", "Here."),
         (20, 21, 21, "bare", "", ""),
+        (22, 22, 22, "one", "", ""),
     ]
-    assert [row.folded for row in rows] == [[(1, 3)], [(5, 7)], [(13, 13)], [(15, 15)], []]
+    assert [row.folded for row in rows] == [[(1, 3)], [(5, 7)], [(13, 13)], [(15, 15)], [], []]
+
+
+def test_a_definition_in_a_script_that_does_not_end_is_named(tmp_path: Path) -> None:
+    (tmp_path / "a.js").write_text("// Words.\nfunction f() {\n  return 1;\n  }\n")
+    with pytest.raises(
+        PageError, match=r"^a\.js, line 2: this definition needs a line with only"
+    ):
+        read_script(tmp_path, "a.js")
 
 
 def test_code_without_an_explanation_continues_beside_the_last_one(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import yaml
 
 from docs.__main__ import main
 from docs.literate.rows import PageError
+from docs.literate.scripts import read_script
 from docs.literate.site import Contents, Site, read_sources, reference_hash, write_site
 from docs.literate.tree import flatten, module_table, navigation, with_module_table
 from docs.project import PROJECT, notebook_links
@@ -206,6 +207,7 @@ def test_the_module_table_in_the_readme_is_up_to_date() -> None:
     assert with_module_table(SITE, read_sources(ROOT, SITE.folders), text) == text, "run: make readme"
 
 
+@pytest.mark.long
 def test_the_readme_is_replaced_only_as_a_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A full disk leaves the old text."""
     text = (ROOT / "README.md").read_text("utf-8").replace("| [`labml_bert/bert", "| [`labml_bert/old")
@@ -234,11 +236,25 @@ def test_a_source_that_is_not_python_is_named(tmp_path: Path, content: bytes) ->
         read_sources(tmp_path, ("code",))
 
 
-def test_lock_files_of_editors_are_no_sources(tmp_path: Path) -> None:
-    site = project(tmp_path)
-    names = {*read_sources(site.root, site.folders)}
-    (tmp_path / "pack" / ".#a.py").symlink_to("me@here.1")
-    assert {*read_sources(site.root, site.folders)} == names
+def test_the_files_of_editors_get_no_pages(tmp_path: Path) -> None:
+    """Emacs locks a file with a link that leads nowhere, and Jupyter keeps copies."""
+    site = replace(project(tmp_path), copied=("served",))
+    write(tmp_path, "served/data.bin", "1")
+    write_site(site, reference=False)
+    paths = {*site.out.rglob("*")}
+    for name in ("pack/a.py", "docs/pages/index.md", "served/data.bin"):
+        folder, name = (tmp_path / name).parent, Path(name).name
+        (folder / f".#{name}").symlink_to("me@here.1")
+        write(folder, f".ipynb_checkpoints/checkpoint-{name}", "# A page?\n")
+    (tmp_path / "pack" / "folder.py").mkdir()
+    write_site(site, reference=False)
+    assert {*site.out.rglob("*")} == paths
+
+
+def test_a_script_that_is_not_utf8_is_named(tmp_path: Path) -> None:
+    (tmp_path / "a.js").write_bytes(b"// Caf\xe9\n")
+    with pytest.raises(PageError, match=r"a\.js: this isn't UTF-8"):
+        read_script(tmp_path, "a.js")
 
 
 @pytest.mark.parametrize("separator", ["\f\n\f\n", "# \u2028 \u2028 \x0b\n"])
