@@ -95,9 +95,11 @@ def load_weights(
     Copies `tensors` into the parameters with the same names, and ignores other tensors. `path` is the file of
     the tensors, for the error message. `new_parameters` is as in `BertPreTrainedModel.from_pretrained`.
 
-    Raises `ValueError` if a tensor is missing or has another shape than its parameter. The model is then
-    unchanged.
+    Raises `ValueError` if a tensor is missing or has another shape than its parameter, or if `new_parameters`
+    is a single string. The model is then unchanged.
     """
+    if isinstance(new_parameters, str):
+        raise ValueError(f"new_parameters is {new_parameters!r}; put it in a list")
     parameters = dict(model.named_parameters())
     new = tuple(new_parameters)
     # Two heads can have tensors with the same names. But a pooler, `bert.pooler`, has been pretrained.

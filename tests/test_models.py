@@ -118,6 +118,8 @@ def test_loading_fewer_heads_or_adding_a_new_one(tmp_path: Path) -> None:
     bare.save_pretrained(tmp_path / "bare")
     with pytest.raises(ValueError, match="has no cls"):
         BertForPreTraining.from_pretrained(tmp_path / "bare")
+    with pytest.raises(ValueError, match=r"new_parameters is 'cls\.'; put it in a list"):
+        BertForPreTraining.from_pretrained(tmp_path / "bare", new_parameters="cls.")
     with_new_head = BertForPreTraining.from_pretrained(tmp_path / "bare", new_parameters=["cls."])
     theirs = bare.eval()(ids).last_hidden_state
     assert (with_new_head.bert(ids).last_hidden_state - theirs).abs().max() < TOLERANCE
