@@ -7,7 +7,7 @@ import argparse
 import sys
 
 try:
-    from docs.literate.rows import PageError
+    from docs.literate.rows import PageError, read_page
     from docs.literate.site import read_sources, write_site
     from docs.literate.tree import with_module_table
     from docs.site import SITE
@@ -30,7 +30,7 @@ def main(arguments: list[str]) -> None:
     else:
         path = SITE.root / "README.md"
         sources = read_sources(SITE.root, SITE.folders)
-        text = with_module_table(SITE, sources, path.read_text("utf-8"))
+        text = with_module_table(SITE, sources, read_page(path))
         with whole_file(path) as part:
             part.write_text(text, "utf-8")
 

@@ -4,6 +4,7 @@ and watches everything the pages are built from, so that `make serve` picks up y
 generator, the command `python -m docs` is all you need.
 """
 
+import socket
 import sys
 from html import escape
 from pathlib import Path
@@ -30,12 +31,26 @@ def on_startup(command: str, dirty: bool) -> None:
 
 def on_config(config: Any) -> None:
     """MkDocs calls this once it has read its settings."""
+    if serving and not written:
+        check_address(*config.dev_addr)
     project = read_project()
     config.extra.update(serving=serving, project=project)
     # Material's templates insert both as they are.
     config.site_description, config.site_author = map(escape, (project.description, project.authors))
     # `mkdocs serve` has set its own address by now.
     config.site_url = config.site_url or project.site_url or None
+
+
+def check_address(host: str, port: int) -> None:
+    """Raises `PluginError` if MkDocs can't listen there. MkDocs itself would build the site first."""
+    from mkdocs.exceptions import PluginError
+
+    try:
+        socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET).close()
+    except OSError as error:
+        cause = (error.strerror or "").partition(" (while")[0]
+        remedy = f'make serve ARGS="--dev-addr {host}:{port + 1}"'
+        raise PluginError(f"{host}:{port}: {cause}; try another port: {remedy}") from None
 
 
 def on_pre_build(config: Any) -> None:

@@ -34,6 +34,8 @@ def node() -> subprocess.Popen[str]:
         stdout=subprocess.PIPE,
         text=True,
         encoding="utf-8",
+        # Ctrl-C doesn't reach this process. It ends with ours.
+        process_group=0,
     )
     atexit.register(process.kill)
     return process

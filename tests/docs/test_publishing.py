@@ -3,6 +3,7 @@
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
 import tomllib
@@ -16,6 +17,7 @@ import yaml
 from bs4 import BeautifulSoup, Tag
 from mkdocs.commands.build import build
 from mkdocs.config import load_config
+from mkdocs.exceptions import PluginError
 
 import docs.hook
 from docs.project import PROJECT, bibtex, read_project
@@ -88,6 +90,23 @@ def test_without_addresses_nothing_points_to_another_host(
         html = path.read_text("utf-8")
         assert 'rel="canonical"' not in html and 'rel="edit"' not in html
         assert not re.search(r'(?:href|src)="https?:', html), path
+
+
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1"])
+def test_a_port_that_another_program_uses_is_named_before_the_build(
+    host: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("docs.hook.written", [])
+    monkeypatch.setattr("docs.hook.serving", False)
+    docs.hook.on_startup("serve", False)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        remedy = re.escape(f'make serve ARGS="--dev-addr {host}:{port + 1}"')
+        with pytest.raises(
+            PluginError, match=f"{host}:{port}: Address already in use; try another port: {remedy}$"
+        ):
+            docs.hook.on_config(load_config(str(ROOT / "mkdocs.yml"), hooks=[], dev_addr=f"{host}:{port}"))
+    docs.hook.on_config(load_config(str(ROOT / "mkdocs.yml"), hooks=[], dev_addr=f"{host}:{port}"))
 
 
 def test_the_authors_stay_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -308,9 +308,7 @@ def test_a_script_has_rows_too() -> None:
 
 def test_a_definition_in_a_script_that_does_not_end_is_named(tmp_path: Path) -> None:
     (tmp_path / "a.js").write_text("// Words.\nfunction f() {\n  return 1;\n  }\n")
-    with pytest.raises(
-        PageError, match=r"^a\.js, line 2: this definition needs a line with only"
-    ):
+    with pytest.raises(PageError, match=r"^a\.js, line 2: this definition needs a line with only"):
         read_script(tmp_path, "a.js")
 
 

@@ -4,6 +4,9 @@ import ast
 import errno
 import graphlib
 import os
+import signal
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from unittest import mock
@@ -222,6 +225,9 @@ def test_the_readme_is_replaced_only_as_a_whole(tmp_path: Path, monkeypatch: pyt
     assert (tmp_path / "README.md").read_text("utf-8") == text
     main(["readme"])
     assert "| [`labml_bert/bert" in (tmp_path / "README.md").read_text("utf-8")
+    (tmp_path / "README.md").write_bytes(b"# Caf\xe9\n")
+    with pytest.raises(PageError, match=r"README\.md: this isn't UTF-8"):
+        main(["readme"])
 
 
 @pytest.mark.parametrize(
@@ -288,3 +294,24 @@ def test_colab_and_kaggle_open_the_notebooks_of_a_repository_on_github(tmp_path:
     write_site(replace(site, notebooks={}), reference=False)
     assert not list(site.out.rglob("*.ipynb"))
     assert "Notebook" not in source_page.read_text() + chapter.read_text()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no process groups")
+def test_ctrl_c_ends_the_renderer_of_formulas_without_a_traceback() -> None:
+    program = (
+        "import time\n"
+        "from docs.literate.maths import formula\n"
+        "try:\n"
+        "    print(len(formula('x', False)), flush=True)\n"
+        "    time.sleep(60)\n"
+        "except KeyboardInterrupt:\n"
+        "    pass\n"
+    )
+    command = [sys.executable, "-c", program]
+    process = subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True, text=True
+    )
+    assert process.stdout is not None and int(process.stdout.readline()) > 100
+    os.killpg(process.pid, signal.SIGINT)
+    # This returns once the renderer has ended too.
+    assert process.communicate(timeout=60) == ("", "")
