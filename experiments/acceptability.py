@@ -38,12 +38,12 @@ import torch
 from rich.table import Table
 from tokenizers import Tokenizer
 
-from labml_bert.backbone import load_run_state, text_has_changed
+from labml_bert.backbone import load_model_and_state, text_has_changed
 from labml_bert.baselines.ngrams import NgramModel
 from labml_bert.data.corpora import load_corpus
 from labml_bert.data.sentences import split_sentences
 from labml_bert.data.tokenizers import encode_corpus, encode_texts, special_token_ids
-from labml_bert.fill_mask import load_model, newest_run
+from labml_bert.fill_mask import newest_run
 from labml_bert.run.record import check_range, check_record, describe_run, describe_training, finish
 from labml_bert.run.terminal import OneLineParser, exit_on_bad_input
 from labml_bert.score import token_log_probs
@@ -234,9 +234,8 @@ def main(argv: list[str] | None = None) -> None:
     run_path = options.run or newest_run(Path("logs"))
     if options.record is not None:
         check_record(options.record, "acceptability")
-    model, tokenizer = load_model(run_path)
     # A record has to say how the model was trained, and only the checkpoint of a run says so.
-    run_state = load_run_state(run_path, is_required=options.record is not None)
+    model, tokenizer, run_state = load_model_and_state(run_path, is_required=options.record is not None)
     name = options.corpus
     configuration = run_state["configuration"] if run_state else {}
     if name is None:

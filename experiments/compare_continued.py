@@ -54,7 +54,7 @@ from labml_bert.run.terminal import exit_on_bad_input
 from labml_bert.stdout import console
 from labml_bert.training.device import choose_device
 from labml_bert.training.distributed import check_single_process
-from labml_bert.training.tracking import read_metrics
+from labml_bert.training.tracking import METRICS, read_metrics
 
 # The vocabulary is small, so that many words of the source code are split. `own_language.py` chooses the
 # width and the number of blocks.
@@ -73,6 +73,8 @@ VARIANTS = {
 # these words, at most `OCCURRENCES`. On each side of a word, the model sees the same stretch of text: at most
 # `REACH` tokens as the fourth variant's tokenizer counts them.
 NEW_TOKENS, OCCURRENCES, REACH = 300, 1000, 15
+# The losses on the new and on the old text.
+LOSSES = ("loss", "old_loss")
 
 
 @dataclass(frozen=True)
@@ -220,12 +222,33 @@ def predict_words(
     return {"word_accuracy": is_right.float().mean().item(), "word_log_prob": log_probs.mean().item()}
 
 
-def run_seed(options: Options, corpus: Corpus, seed: int) -> tuple[dict[str, Any], dict[str, Any]]:
+def check_texts(run: Run, corpus: Corpus, old_corpus: Corpus | None = None) -> None:
+    """Raises `ValueError` if a run has read another version of a text. Its results can't be compared then."""
+    hashes = {"corpus_sha256": corpus.sha256}
+    if old_corpus is not None:
+        hashes["old_corpus_sha256"] = old_corpus.sha256
+    if any(run.configuration[name] != sha256 for name, sha256 in hashes.items()):
+        raise ValueError(f"the text of {run.path} isn't the one that was read at the start; start over")
+
+
+def read_curves(run_path: Path) -> dict[str, list[tuple[int, float]]]:
+    """Returns the points of a finished run. Raises `ValueError` if those that we need are gone."""
+    curves = read_metrics(run_path)
+    if not all(curves.get(f"{part}.{name}") for part in ("before", "valid") for name in LOSSES):
+        raise ValueError(f"{run_path} has lost a part of its {METRICS}; start over")
+    return curves
+
+
+def run_seed(
+    options: Options, corpus: Corpus, old_corpus: Corpus, seed: int
+) -> tuple[dict[str, Any], dict[str, Any]]:
     """
     ## One seed
 
     Pretrains a model, and trains all variants. Returns the configuration of the pretrained model, and the
     results of this seed.
+
+    Raises `ValueError` if a text changes meanwhile, or if the new text has too few of the new tokens.
     """
     script = load_script("own_language")
     values = {
@@ -237,6 +260,7 @@ def run_seed(options: Options, corpus: Corpus, seed: int) -> tuple[dict[str, Any
     machine_options = {"device": options.device, "runs": options.runs}
     pretrained = train(script.main, script.Options(**values, **machine_options, seed=seed), "own_language")
     assert pretrained.path is not None
+    check_texts(pretrained, old_corpus)
     start = pretrained.path / "model"
     model, tokenizer = load_model(start)
     words = write_new_tokens(tokenizer, corpus, start)
@@ -258,7 +282,8 @@ def run_seed(options: Options, corpus: Corpus, seed: int) -> tuple[dict[str, Any
         run_options = variant_options(options, variant, seed, start)
         run = train(load_script("continue_pretraining").main, run_options, "continue_pretraining")
         assert run.path is not None
-        curves = read_metrics(run.path)
+        check_texts(run, corpus, old_corpus)
+        curves = read_curves(run.path)
         rows.append(
             {
                 "variant": variant,
@@ -266,12 +291,12 @@ def run_seed(options: Options, corpus: Corpus, seed: int) -> tuple[dict[str, Any
                 "steps": run_options.steps,
                 "tokens": run_options.steps * run_options.batch_tokens,
                 "seconds": run.current_trainer.seconds,
-                "before": {name: curves[f"before.{name}"][0][1] for name in ("loss", "old_loss")},
+                "before": {name: curves[f"before.{name}"][0][1] for name in LOSSES},
                 **run.result,
                 **predict_words(*load_model(run.path / "model"), occurrences),
                 "curves": {
                     name: [[step, round(value, 4)] for step, value in curves[f"valid.{name}"]]
-                    for name in ("loss", "old_loss")
+                    for name in LOSSES
                 },
             }
         )
@@ -337,7 +362,7 @@ def main(argv: list[str] | None = None) -> None:
         # Each seed takes minutes, so write the record after each one in case you stop the script early. But
         # only a complete record replaces an earlier one.
         for seed in range(options.seeds):
-            model, result = run_seed(options, corpus, seed)
+            model, result = run_seed(options, corpus, old_corpus, seed)
             results.append(result)
             for row in result["variants"]:
                 numbers = f"{row['loss']:10.3f} {row['old_loss']:10.3f} {row['word_accuracy']:10.1%}"

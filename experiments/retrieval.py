@@ -26,6 +26,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))  # Find the package without installing it.
 from labml_bert.run import preflight  # noqa: F401  # isort: skip
 
+import copy
 import random
 import statistics
 import time
@@ -34,13 +35,23 @@ from typing import Any, NamedTuple
 
 import torch
 from rich.table import Table
+from tokenizers import Tokenizer
 from torch import Tensor
 
-from labml_bert.backbone import check_python_docs, load_run_state
+from labml_bert.backbone import check_python_docs, load_model_and_state
 from labml_bert.baselines.tfidf import check_scikit_learn_is_here, words
 from labml_bert.data.docstring_tasks import Docstring, distinct_docstrings
-from labml_bert.embed import cosines, embed, fit_whitening, mean_cosine, mrr_and_recall, ranks, train_simcse
-from labml_bert.fill_mask import load_model, newest_run
+from labml_bert.embed import (
+    Model,
+    cosines,
+    embed,
+    fit_whitening,
+    mean_cosine,
+    mrr_and_recall,
+    ranks,
+    train_simcse,
+)
+from labml_bert.fill_mask import newest_run
 from labml_bert.labeled_text import Example
 from labml_bert.run.record import check_range, check_record, describe_run, describe_training, finish
 from labml_bert.run.terminal import OneLineParser, exit_on_bad_input
@@ -124,7 +135,7 @@ def evaluate(queries: Tensor, candidates: Tensor) -> Result:
 
 
 def compare(
-    run_path: Path, split: Split, seeds: int, steps: int, learning_rate: float
+    model: Model, tokenizer: Tokenizer, split: Split, seeds: int, steps: int, learning_rate: float
 ) -> dict[str, list[Result]]:
     """
     ## The comparison
@@ -138,7 +149,6 @@ def compare(
     train_texts = [text for pair in split.train for text in pair]
     query_vectors, document_vectors = tfidf_vectors(candidates + train_texts, queries)
     results = {"TF-IDF": [evaluate(query_vectors, document_vectors[: len(candidates)])]}
-    model, tokenizer = load_model(run_path)
     q, c = (embed(model, tokenizer, texts) for texts in (queries, candidates))
     results["mean pooling"] = [evaluate(q, c)]
     whiten = fit_whitening(embed(model, tokenizer, train_texts))
@@ -149,10 +159,10 @@ def compare(
     }.items():
         results[name] = []
         for seed in range(seeds):
-            model, _ = load_model(run_path)
-            train_simcse(model, tokenizer, pairs, learning_rate, steps, BATCH_SIZE, seed=seed)
+            seed_model = copy.deepcopy(model)
+            train_simcse(seed_model, tokenizer, pairs, learning_rate, steps, BATCH_SIZE, seed=seed)
             results[name].append(
-                evaluate(*(embed(model, tokenizer, texts) for texts in (queries, candidates)))
+                evaluate(*(embed(seed_model, tokenizer, texts) for texts in (queries, candidates)))
             )
             console.print(f"  {name}, seed {seed}: MRR {results[name][-1].mrr:.3f}", style="dim")
     return results
@@ -212,9 +222,8 @@ def main(argv: list[str] | None = None) -> None:
     run_path = options.run or newest_run(Path("logs"))
     if options.record is not None:
         check_record(options.record, "retrieval")
-    load_model(run_path)
     # A record has to say how the model was trained, and only the checkpoint of a run says so.
-    run_state = load_run_state(run_path, is_required=options.record is not None)
+    model, tokenizer, run_state = load_model_and_state(run_path, is_required=options.record is not None)
     check_python_docs(run_state["configuration"] if run_state else {})
     split = split_pairs(distinct_docstrings())
     if options.validate:
@@ -222,7 +231,7 @@ def main(argv: list[str] | None = None) -> None:
     console.print(f"\n  model {display_path(run_path)}", style="dim")
     console.print(f"  {len(split.test)} descriptions and as many summaries to choose from", style="dim")
     console.print(f"  {len(split.train)} pairs to train on\n", style="dim")
-    results = compare(run_path, split, options.seeds, options.steps, options.learning_rate)
+    results = compare(model, tokenizer, split, options.seeds, options.steps, options.learning_rate)
     print_results(results)
     record: dict[str, Any] = {}
     if run_state is not None:

@@ -17,7 +17,10 @@ from torch import Tensor
 from labml_bert.bert import BertConfig
 from labml_bert.data.corpora import load_corpus
 from labml_bert.data.tokenizers import load_tokenizer, wordpiece_tokenizer
+from labml_bert.fill_mask import load_model
 from labml_bert.model_folder import check_sizes, check_tensors, read_config, read_tensors
+from labml_bert.models import BertForMaskedLM
+from labml_bert.modern import ModernBertForMaskedLM
 from labml_bert.stdout import print_note
 from labml_bert.training.checkpoint import CHECKPOINT, load_checkpoint, note_unreadable
 
@@ -101,6 +104,21 @@ def load_run_state(folder: Path, is_required: bool = False) -> dict[str, Any] | 
         if (path / CHECKPOINT).is_file():
             return load_checkpoint(path)[0]
     return load_checkpoint(folder)[0] if is_required else None
+
+
+def load_model_and_state(
+    folder: Path, is_required: bool = False
+) -> tuple[BertForMaskedLM | ModernBertForMaskedLM, Tokenizer, dict[str, Any] | None]:
+    """
+    Returns what `load_model` and `load_run_state` return, from the same checkpoint.
+
+    Raises their errors, and `ValueError` if the run has saved another checkpoint meanwhile.
+    """
+    run_state = load_run_state(folder, is_required)
+    model, tokenizer = load_model(folder)
+    if load_run_state(folder) != run_state:
+        raise ValueError(f"the run in {folder} is still training; try again when it has finished")
+    return model, tokenizer, run_state
 
 
 def text_has_changed(configuration: dict[str, Any], name: str, sha256: str) -> bool:

@@ -80,6 +80,18 @@ def test_a_model_that_has_read_the_docstrings_of_another_python_is_refused(
     assert backbone.load_backbone(folder, CPU).folder == folder
 
 
+def test_a_run_that_saves_a_checkpoint_meanwhile_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The model and the description of its training would be of different steps."""
+    monkeypatch.setattr(backbone, "load_model", lambda folder: ("model", "tokenizer"))
+    states = iter([{"step": 1}, {"step": 1}, {"step": 1}, {"step": 2}])
+    monkeypatch.setattr(backbone, "load_run_state", lambda *arguments: next(states))
+    assert backbone.load_model_and_state(tmp_path) == ("model", "tokenizer", {"step": 1})
+    with pytest.raises(ValueError, match="is still training; try again when it has finished"):
+        backbone.load_model_and_state(tmp_path)
+
+
 def test_the_run_is_found_however_the_folder_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,6 +5,7 @@ import json
 import runpy
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from labml_bert.data.tokenizers import wordpiece_tokenizer
 from labml_bert.models import BertForMaskedLM
 from labml_bert.new_tokens import add_tokens
 from labml_bert.training import distributed
+from labml_bert.training.tracking import METRICS
 from tests.support.runs import small_text
 from tests.support.tiny_run import assert_fails
 
@@ -48,13 +50,36 @@ def test_words_that_do_not_fit_into_the_model_are_refused(monkeypatch: pytest.Mo
     """Otherwise, the error would come after the training of all models."""
     tokenizer, run = tokenizer_of("the cat", 60), script["run_seed"]
     config = BertConfig(60, 16, 1, 1, 16, max_position_embeddings=8)
-    pretrained = SimpleNamespace(path=Path())
+    corpus = Corpus("new.txt", ["abcdefghijkl"], ["abcdefghijkl"])
+    pretrained = SimpleNamespace(path=Path(), configuration={"corpus_sha256": corpus.sha256})
     monkeypatch.setitem(run.__globals__, "load_model", lambda _: (BertForMaskedLM(config), tokenizer))
     monkeypatch.setitem(run.__globals__, "train", lambda *_: pretrained)
     monkeypatch.setitem(run.__globals__, "write_new_tokens", lambda *_: ["abcdefghijkl"])
-    corpus = Corpus("new.txt", ["abcdefghijkl"], ["abcdefghijkl"])
     with pytest.raises(ValueError, match=r"no occurrence of a new token in new\.txt fits"):
-        run(script["Options"](), corpus, 0)
+        run(script["Options"](), corpus, corpus, 0)
+
+
+@pytest.mark.parametrize("name", ["corpus_sha256", "old_corpus_sha256"])
+def test_a_text_that_has_changed_is_refused(name: str) -> None:
+    """Variants that were trained on different texts can't be compared."""
+    new, old = Corpus("new.txt", ["a"], ["b"]), Corpus("old.txt", ["c"], ["d"])
+    configuration = {"corpus_sha256": new.sha256, "old_corpus_sha256": old.sha256}
+    run: Any = SimpleNamespace(path=Path("logs/one"), configuration=configuration)
+    script["check_texts"](run, new, old)
+    configuration[name] = "0"
+    with pytest.raises(ValueError, match="the text of logs/one isn't the one that was read at the start"):
+        script["check_texts"](run, new, old)
+
+
+def test_a_run_without_its_first_losses_is_refused(tmp_path: Path) -> None:
+    names = [f"{part}.{name}" for part in ("before", "valid") for name in script["LOSSES"]]
+    for line in (dict.fromkeys(names, 1.0), dict.fromkeys(names[1:], 1.0), {}):
+        (tmp_path / METRICS).write_text(json.dumps({"step": 1} | line) + "\n")
+        if len(line) == len(names):
+            assert script["read_curves"](tmp_path).keys() >= {*names}
+            continue
+        with pytest.raises(ValueError, match=r"has lost a part of its metrics\.jsonl; start over"):
+            script["read_curves"](tmp_path)
 
 
 def test_several_processes_are_refused(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
@@ -137,7 +162,7 @@ def test_the_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_only_a_complete_record_replaces_an_earlier_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def run_seed(options, corpus, seed):
+    def run_seed(options, corpus, old_corpus, seed):
         if seed == stop:
             raise KeyboardInterrupt
         return {}, {"seed": seed, "variants": []}

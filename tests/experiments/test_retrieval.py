@@ -11,6 +11,7 @@ import torch
 from labml_bert import backbone
 from labml_bert.data.docstring_tasks import Docstring
 from labml_bert.embed import cosines
+from labml_bert.fill_mask import load_model
 from tests.support.runs import small_text
 from tests.support.tiny_run import assert_fails, train_tiny
 
@@ -110,6 +111,18 @@ def test_the_record(run_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixt
     assert result["retrieval"]["TF-IDF"]["mrr"] == [1]
     assert list(result["simcse_minus"]) == [method for method in METHODS if method != "SimCSE"]
     assert str(run_folder) not in path.read_text()
+
+
+def test_each_seed_starts_from_the_same_model(run_folder: Path) -> None:
+    """The checkpoint of a run that is still training would be another model each time."""
+    model, tokenizer = load_model(run_folder)
+    split = script["split_pairs"]([*docstrings(0, 80, False), *docstrings(80, 12, True)])
+    results = script["compare"](model, tokenizer, split, 2, 1, 1e-9)
+    (mean,) = results["mean pooling"]
+    for name in ("SimCSE", "SimCSE on pairs"):
+        assert [r.mean_cosine for r in results[name]] == pytest.approx([mean.mean_cosine] * 2, abs=1e-3)
+    expected = load_model(run_folder)[0].state_dict()
+    assert all(torch.equal(value, expected[name]) for name, value in model.state_dict().items())
 
 
 @pytest.mark.processes
