@@ -18,12 +18,12 @@ import torch
 from rich.table import Table
 
 from labml_bert.attention_map import attention_map
-from labml_bert.fill_mask import load_model, newest_run
+from labml_bert.backbone import load_model_and_state
+from labml_bert.fill_mask import newest_run
 from labml_bert.models import BertForMaskedLM
 from labml_bert.run.record import check_record, describe_run, describe_training, write_record
 from labml_bert.run.terminal import OneLineParser, exit_on_bad_input
 from labml_bert.stdout import console, display_path, printable
-from labml_bert.training.checkpoint import load_checkpoint
 
 TEXT = "Return a copy of the [MASK]ist."
 
@@ -57,14 +57,14 @@ def main(argv: list[str] | None = None) -> None:
         if options.record is not None:
             check_record(options.record, "attention_map")
         run_path = options.run or newest_run(Path("logs"))
-        model, tokenizer = load_model(run_path)
+        model, tokenizer, run_state = load_model_and_state(run_path, options.record is not None)
         if not isinstance(model, BertForMaskedLM):
             raise ValueError(f"{run_path} has a modern model, and the map is of a BERT; use another run")
         result = attention_map(model, tokenizer, options.text)
-        if options.record is not None:
+        if options.record is not None and run_state is not None:
             record = {
                 **describe_run("attention_map", [options.text], torch.device("cpu"), "float32"),
-                **describe_training(load_checkpoint(run_path)[0]),
+                **describe_training(run_state),
                 "result": result,
             }
             console.print(f"\n  record {display_path(write_record(options.record, record))}", style="dim")
