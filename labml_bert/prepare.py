@@ -34,10 +34,9 @@ from labml_bert.data.corpora import BLOCKS, NAMES
 from labml_bert.data.text_files import Chunk, explain_unreadable, find_files, read_files, sample_text
 from labml_bert.data.token_files import (
     HELD_OUT_SIZE,
-    VALID,
     Block,
-    read_ids,
     read_progress,
+    read_token_files,
     read_tokenizer,
     write_token_files,
 )
@@ -182,12 +181,15 @@ def main(argv: list[str] | None = None) -> None:
             console.print("\nstopped; run the same command to continue")
             raise
         progress = read_progress(options.output)
-        assert progress is not None
+        if progress is None:
+            raise ValueError(f"{options.output} was deleted meanwhile; run the same command again")
         train, valid = (sum(tokens) for tokens in zip(*(block[:2] for block in progress.blocks), strict=True))
         unknown = ""
-        if valid:
-            valid_ids = read_ids(options.output / VALID, valid, tokenizer).long()
-            unknown = describe_unknown(unknown_fraction(tokenizer, valid_ids))
+        if min(train, valid):
+            # This also checks that all files are still there, and as they were written.
+            unknown = describe_unknown(
+                unknown_fraction(tokenizer, read_token_files(options.output).valid_ids)
+            )
     console.print(f"  {train:,} training tokens, {valid:,} held out\n")
     if unknown:
         console.print(f"  {unknown}\n")

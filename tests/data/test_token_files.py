@@ -8,6 +8,7 @@ import lzma
 import os
 import random
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -39,6 +40,7 @@ from labml_bert.data.text_files import (
     sample_text,
 )
 from labml_bert.data.token_files import (
+    TRAIN,
     Block,
     TokenizedCorpus,
     encode_block,
@@ -661,6 +663,31 @@ def test_a_folder_without_its_tokenizer_has_to_be_prepared_again(
     with pytest.raises(SystemExit):
         prepare.main(words)
     assert re.search(message, capsys.readouterr().err)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("", "tokens was deleted meanwhile; run the same command again"),
+        (TRAIN, "the token files in tokens are damaged"),
+        ("tokenizer.json", "tokenizer.json is missing or damaged"),
+    ],
+)
+def test_prepare_notices_what_is_gone_at_the_end(
+    name: str,
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def write_and_delete(folder: Path, *arguments: Any) -> None:
+        write_token_files(folder, *arguments)
+        shutil.rmtree(folder) if not name else (folder / name).unlink()
+
+    monkeypatch.chdir(tmp_path)
+    write_text(tmp_path / "text")
+    monkeypatch.setattr(prepare, "write_token_files", write_and_delete)
+    assert_fails(prepare.main, ["text", "--output", "tokens", "--vocab-size", "200"], message, capsys)
 
 
 def test_a_short_text_needs_no_token_files(
