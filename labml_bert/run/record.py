@@ -32,10 +32,13 @@ last_seen: dict[Path, tuple[int, int] | None] = {}
 
 
 def file_state(path: Path) -> tuple[int, int] | None:
-    """Returns the file's inode and modification time in nanoseconds, or `None` if there is no file."""
+    """
+    Returns the file's inode and modification time in nanoseconds, or `None` if there is no file. Raises
+    `OSError` if the folder can't be read.
+    """
     try:
         status = path.stat()
-    except OSError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     return status.st_ino, status.st_mtime_ns
 

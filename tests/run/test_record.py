@@ -1,6 +1,8 @@
 """A record replaces only other records."""
 
+import errno
 import json
+import os
 import subprocess
 from pathlib import Path
 
@@ -30,6 +32,30 @@ def test_no_other_file_is_replaced(text: str, tmp_path: Path) -> None:
         check_record(path, "mlm_tiny")
     assert path.read_text() == text
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_record_whose_state_cannot_be_read_is_refused_at_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At the end of the run, it would look like the record of another run."""
+    path = tmp_path / "record.json"
+    write_record(path, record := {"experiment": "mlm_tiny", "command": "python experiments/mlm_tiny.py"})
+    stat, calls, failing = Path.stat, list[Path](), [0]
+
+    def fail_once(self: Path, **options: bool) -> os.stat_result:
+        calls.append(self)
+        if len(calls) in failing:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return stat(self, **options)
+
+    monkeypatch.setattr(Path, "stat", fail_once)
+    check_record(path, "mlm_tiny")
+    for number in [i for i, name in enumerate(calls, 1) if name == path]:
+        calls.clear()
+        failing[0] = number
+        with pytest.raises(ValueError, match=r"cannot write .*: Input/output error"):
+            check_record(path, "mlm_tiny")
+    assert json.loads(path.read_text()) == record and [*tmp_path.iterdir()] == [path]
 
 
 def test_a_record_is_replaced(tmp_path: Path) -> None:
