@@ -10,6 +10,8 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from mkdocs.exceptions import PluginError
+
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from docs.literate.prose import fold_parts, label_cells, prepare_for_search, tag_sections
@@ -43,8 +45,6 @@ def on_config(config: Any) -> None:
 
 def check_address(host: str, port: int) -> None:
     """Raises `PluginError` if MkDocs can't listen there. MkDocs itself would build the site first."""
-    from mkdocs.exceptions import PluginError
-
     try:
         socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET).close()
     except OSError as error:
@@ -55,8 +55,6 @@ def check_address(host: str, port: int) -> None:
 
 def on_pre_build(config: Any) -> None:
     """MkDocs calls this before it reads the pages."""
-    from mkdocs.exceptions import PluginError
-
     try:
         # While you edit, the reference isn't rewritten: that takes seconds and can wait until the server
         # restarts.

@@ -21,6 +21,7 @@ from labml_bert.fill_mask import load_model
 from labml_bert.model_folder import check_sizes, check_tensors, read_config, read_tensors
 from labml_bert.models import BertForMaskedLM
 from labml_bert.modern import ModernBertForMaskedLM
+from labml_bert.run.record import file_state
 from labml_bert.stdout import print_note
 from labml_bert.training.checkpoint import CHECKPOINT, load_checkpoint, note_unreadable
 
@@ -92,17 +93,22 @@ def read_pretraining(folder: Path) -> dict[str, Any] | None:
     return {**values, "steps": run_state["step"], "seconds": run_state["seconds"]}
 
 
+def checkpoint_paths(folder: Path) -> list[Path]:
+    """The two possible paths of a run's checkpoint. `folder` is the folder of the run or of its model."""
+    # Without `resolve`, the parent of `.` or of a link isn't the folder of the run.
+    return [path / CHECKPOINT for path in (folder, folder.resolve().parent)]
+
+
 def load_run_state(folder: Path, is_required: bool = False) -> dict[str, Any] | None:
     """
     Returns the state in the checkpoint of a run. `folder` is the folder of the run or of its model. Returns
     `None` if there is no checkpoint.
 
-    Raises `ValueError` if the checkpoint can't be read, or if `is_required` is true and there is none.
+    Raises `ValueError` if the checkpoint can't be read, or if it's missing and `is_required` is true.
     """
-    # Without `resolve`, the parent of `.` or of a link isn't the folder of the run.
-    for path in (folder, folder.resolve().parent):
-        if (path / CHECKPOINT).is_file():
-            return load_checkpoint(path)[0]
+    for path in checkpoint_paths(folder):
+        if path.is_file():
+            return load_checkpoint(path.parent)[0]
     return load_checkpoint(folder)[0] if is_required else None
 
 
@@ -114,9 +120,10 @@ def load_model_and_state(
 
     Raises their errors, and `ValueError` if the run has saved another checkpoint meanwhile.
     """
+    saved_states = [*map(file_state, checkpoint_paths(folder))]
     run_state = load_run_state(folder, is_required)
     model, tokenizer = load_model(folder)
-    if load_run_state(folder) != run_state:
+    if [*map(file_state, checkpoint_paths(folder))] != saved_states:
         raise ValueError(f"the run in {folder} is still training; try again when it has finished")
     return model, tokenizer, run_state
 

@@ -10,6 +10,7 @@ import torch
 from labml_bert import backbone
 from labml_bert.bert import BertConfig
 from labml_bert.data.tokenizers import save_tokenizer, wordpiece_tokenizer
+from labml_bert.files import write_whole
 from labml_bert.models import BertForPreTraining
 from labml_bert.training.checkpoint import CHECKPOINT
 from tests.support.runs import small_text
@@ -84,12 +85,19 @@ def test_a_run_that_saves_a_checkpoint_meanwhile_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The model and the description of its training would be of different steps."""
-    monkeypatch.setattr(backbone, "load_model", lambda folder: ("model", "tokenizer"))
-    states = iter([{"step": 1}, {"step": 1}, {"step": 1}, {"step": 2}])
-    monkeypatch.setattr(backbone, "load_run_state", lambda *arguments: next(states))
-    assert backbone.load_model_and_state(tmp_path) == ("model", "tokenizer", {"step": 1})
-    with pytest.raises(ValueError, match="is still training; try again when it has finished"):
-        backbone.load_model_and_state(tmp_path)
+
+    def save_and_load(folder: Path) -> tuple[str, str]:
+        write_whole(tmp_path / CHECKPOINT, "step 2")
+        return "model", "tokenizer"
+
+    write_whole(tmp_path / CHECKPOINT, "step 1")
+    monkeypatch.setattr(backbone, "load_checkpoint", lambda folder: ({"step": 1}, {}))
+    for folder in (tmp_path, tmp_path / "model"):
+        monkeypatch.setattr(backbone, "load_model", lambda folder: ("model", "tokenizer"))
+        assert backbone.load_model_and_state(folder) == ("model", "tokenizer", {"step": 1})
+        monkeypatch.setattr(backbone, "load_model", save_and_load)
+        with pytest.raises(ValueError, match="is still training; try again when it has finished"):
+            backbone.load_model_and_state(folder)
 
 
 def test_the_run_is_found_however_the_folder_is_named(

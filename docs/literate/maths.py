@@ -34,7 +34,7 @@ def node() -> subprocess.Popen[str]:
         stdout=subprocess.PIPE,
         text=True,
         encoding="utf-8",
-        # Ctrl-C doesn't reach this process. It ends with ours.
+        # In a process group of its own, Node doesn't get Ctrl-C. It ends when Python does.
         process_group=0,
     )
     atexit.register(process.kill)

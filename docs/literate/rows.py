@@ -90,7 +90,7 @@ def docstring(body: list[ast.stmt], index: int, source: str, path: str) -> Piece
 def find_files(folder: Path, pattern: str) -> list[Path]:
     """
     Returns the sorted files in `folder` that match `pattern`. A file is skipped if its name or that of its
-    folder begins with a dot. Jupyter keeps copies in such a folder, and Emacs locks a file with such a link.
+    folder begins with a dot. Examples are the copies that Jupyter keeps and the locks of Emacs.
     """
     paths = (path for path in folder.glob(pattern) if path.is_file())
     return sorted(path for path in paths if "/." not in f"/{path.relative_to(folder).as_posix()}")

@@ -24,18 +24,14 @@ def read_script(root: Path, path: str) -> Source:
     """Reads the file at `path` under `root`. Raises `PageError` if its page would be wrong."""
     text = read_page(root / path)
     # JavaScript has no Python syntax tree to resolve names in.
-    try:
-        rows = script_rows(text)
-    except PageError as error:
-        raise PageError(f"{path}, {error}") from None
-    source = Source(path, text, rows, ast.Module([], []))
+    source = Source(path, text, script_rows(text, path), ast.Module([], []))
     for row in source.rows:
         if row.name:
             source.symbols[row.name] = Symbol(source.page, row.name, summary(row.prose))
     return source
 
 
-def script_rows(text: str) -> list[Row]:
+def script_rows(text: str, path: str) -> list[Row]:
     """
     The rows of a file. A comment right above a definition belongs to it. Raises `PageError` if a definition
     has no end.
@@ -62,12 +58,11 @@ def script_rows(text: str) -> list[Row]:
                 rows[-1].name = owner
             else:
                 rows[-1].name, indent = f"{owner}.{definition[2]}", "  "
-            if line.endswith("}"):
-                rows[-1].ends = number
-            elif f"{indent}}}" in lines[number:]:
-                rows[-1].ends = lines.index(f"{indent}}}", number) + 1
-            else:
-                raise PageError(f"line {number}: this definition needs a line with only its last brace")
+            try:
+                rows[-1].ends = number if line.endswith("}") else lines.index(f"{indent}}}", number) + 1
+            except ValueError:
+                problem = "this definition needs a line with only its last brace"
+                raise PageError(f"{path}, line {number}: {problem}") from None
     for row, following in zip(rows, [*(row.first for row in rows[1:]), len(lines) + 1], strict=True):
         row.last = following - 1
         row.level, row.heading, row.prose = split_heading(row.prose)

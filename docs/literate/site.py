@@ -200,7 +200,7 @@ def write_site(site: Site, reference: bool = True) -> Sources:
         # The reference imports the package, and a server that keeps running must not hold on to an old
         # version of it.
         command = ["docs.literate.api", site.package, str(site.out), *site.folders]
-        # Ctrl-C reaches only this process, which then ends the other one.
+        # In a process group of its own, the command doesn't get Ctrl-C. `run` kills it instead.
         subprocess.run([sys.executable, "-m", *command], cwd=site.root, check=True, process_group=0)
     maths.write_assets(site.out / "assets" / "katex")
     pages = (path.read_text("utf-8") for path in site.out.rglob("*.md"))

@@ -197,9 +197,9 @@ class Results:
 
     def write(self, is_finished: bool = False) -> None:
         """
-        Writes the record with the rows needed so far and the recorded rows that may still be needed. If
-        `is_finished` is false, some rows can be from before the claim was edited, so the claims page ignores
-        the record.
+        Writes the record: all rows that the claim has used so far, and the older rows that it may still use.
+        If `is_finished` is false, some rows can be from before the claim was edited, so the claims page
+        ignores the record.
         """
         table = [*{**self.rows, **self.recorded_rows, **self.rows}.values()]
         self.record |= {"claim": asdict(self.claim), "table": table, "is_finished": is_finished}

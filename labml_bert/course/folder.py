@@ -145,7 +145,7 @@ def put_back(folder: Path, texts: dict[str, str]) -> list[str]:
 
 @cache
 def read_checks() -> str:
-    """Returns the code of the checks. If an update changes it, all steps have to be checked again."""
+    """Returns the code of the checks. After an update of the checks, all steps have to be checked again."""
     here = Path(__file__).parent
     return "".join(
         path.read_text("utf-8") for path in (here / "compare.py", *sorted(here.glob("probes/*.py")))

@@ -35,7 +35,7 @@ from labml_bert.training.distributed import all_gather, rank
 CHECKPOINT = "checkpoint.safetensors"
 # We keep the previous checkpoint in case the disk damages the newest one.
 PREVIOUS = "previous.safetensors"
-# What an optimizer keeps for each parameter after its first step. Any other optimizer may keep nothing.
+# After the first step, a checkpoint has these tensors for each parameter. Other optimizers aren't checked.
 MOMENTS: dict[type, set[str]] = {
     torch.optim.AdamW: {"step", "exp_avg", "exp_avg_sq"},
     torch.optim.Muon: {"momentum_buffer"},

@@ -201,7 +201,7 @@ class Trainer:
                     last_save = self.last_report
             self.check_pending_steps()
             self.save()
-        # A signal can arrive in any process at any time, and also during the last save.
+        # A signal can arrive in any process at any time, even during the last save.
         if any(all_reduce_max([float(self.stop_signal is not None)])):
             raise KeyboardInterrupt
 

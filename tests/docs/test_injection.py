@@ -15,6 +15,7 @@ MARKUP = '<b id="x">'
 RECORDS = read_records()
 # One record of each kind is enough: records that differ only in their number have the same keys.
 NAMES = [name for name in RECORDS if not re.search(r"-\d$", name)]
+# Only the long mode renders these, which take longest, and records with a dash, which are similar to others.
 LONG = ("bert_tiny", "live", "mlm_modern")
 
 

@@ -294,7 +294,7 @@ def test_a_script_has_rows_too() -> None:
         "    this.x = x;\n  }\n\n  // Why.\n  go() {\n    // Here.\n    return 1; // (T, D)\n  }\n}\n\n"
         "function bare() {\n}\nfunction one() { return 1; }\n"
     )
-    rows = script_rows(text)
+    rows = script_rows(text, "a.js")
     assert [(row.first, row.last, row.ends, row.name, row.heading, row.prose) for row in rows] == [
         (1, 4, 0, "", "Title", "Words."),
         (5, 12, 18, "A", "Part", "More."),

@@ -296,7 +296,6 @@ def test_colab_and_kaggle_open_the_notebooks_of_a_repository_on_github(tmp_path:
     assert "Notebook" not in source_page.read_text() + chapter.read_text()
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no process groups")
 def test_ctrl_c_ends_the_renderer_of_formulas_without_a_traceback() -> None:
     program = (
         "import time\n"
