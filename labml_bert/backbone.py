@@ -17,11 +17,11 @@ from torch import Tensor
 from labml_bert.bert import BertConfig
 from labml_bert.data.corpora import load_corpus
 from labml_bert.data.tokenizers import load_tokenizer, wordpiece_tokenizer
+from labml_bert.files import unchanged
 from labml_bert.fill_mask import load_model
-from labml_bert.model_folder import check_sizes, check_tensors, read_config, read_tensors
+from labml_bert.model_folder import check_sizes, check_tensors, model_files, read_config, read_tensors
 from labml_bert.models import BertForMaskedLM
 from labml_bert.modern import ModernBertForMaskedLM
-from labml_bert.run.record import file_state
 from labml_bert.stdout import print_note
 from labml_bert.training.checkpoint import CHECKPOINT, load_checkpoint, note_unreadable
 
@@ -62,12 +62,13 @@ def load_backbone(folder: Path, device: torch.device) -> Backbone:
     Raises `ValueError` if there is no model, if a file is damaged, if the files are of two models, if the
     model can't read pairs, or if `check_python_docs` refuses the run that pretrained it.
     """
-    config = read_config(folder)
+    with unchanged(*model_files(folder)):
+        config = read_config(folder)
+        tokenizer = load_tokenizer(folder / "tokenizer.json", config.vocab_size)
+        tensors = read_tensors(folder)
     if config.type_vocab_size < 2:
         raise ValueError(f"the model in {folder} has one token type, so it can't read pairs; use another")
-    tokenizer = load_tokenizer(folder / "tokenizer.json", config.vocab_size)
     config = replace(config, hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.1)
-    tensors = read_tensors(folder)
     check_sizes(config, tensors, folder / "model.safetensors")
     check_tensors(config, tensors, folder / "model.safetensors")
     return Backbone(folder, config, tokenizer, tensors, device, read_pretraining(folder))
@@ -120,11 +121,9 @@ def load_model_and_state(
 
     Raises their errors, and `ValueError` if the run has saved another checkpoint meanwhile.
     """
-    saved_states = [*map(file_state, checkpoint_paths(folder))]
-    run_state = load_run_state(folder, is_required)
-    model, tokenizer = load_model(folder)
-    if [*map(file_state, checkpoint_paths(folder))] != saved_states:
-        raise ValueError(f"the run in {folder} is still training; try again when it has finished")
+    with unchanged(*checkpoint_paths(folder)):
+        run_state = load_run_state(folder, is_required)
+        model, tokenizer = load_model(folder)
     return model, tokenizer, run_state
 
 

@@ -43,7 +43,7 @@ from labml_bert.checksums import SUMS, parse_json, read_checked
 from labml_bert.classification_report import measure_scores, print_report
 from labml_bert.data.tokenizers import TOKENIZER_FILES, add_cls_sep, load_tokenizer, save_tokenizer
 from labml_bert.export import prepare_folder
-from labml_bert.files import check_utf8, is_empty_file, is_leftover, lock_output, read_lines
+from labml_bert.files import check_utf8, is_empty_file, is_leftover, lock_output, read_lines, unchanged
 from labml_bert.fill_mask import check_text, newest_run
 from labml_bert.finetuning import EarlyStopping, Row, encode_examples, fine_tune, predict
 from labml_bert.heads import NEW_PARAMETERS, BertForSequenceClassification
@@ -54,6 +54,7 @@ from labml_bert.model_folder import (
     check_sizes,
     check_tensors,
     load_weights,
+    model_files,
     read_config,
     read_json,
     read_tensors,
@@ -191,8 +192,7 @@ def check_numbers(options: argparse.Namespace) -> None:
     for name, least, most in (("epochs", 1, 10_000), ("seed", 0, 2**63 - 1), ("learning_rate", 1e-9, 1.0)):
         value = getattr(options, name)
         if value is not None and not least <= value <= most:
-            option = name.replace("_", "-")
-            raise ValueError(f"--{option} is {value}; it must be from {least:g} to {most:g}")
+            raise ValueError(f"--{name.replace('_', '-')} is {value}; it must be from {least:g} to {most:g}")
 
 
 def describe_texts(path: Path, texts: LabeledTexts) -> dict[str, str]:
@@ -283,7 +283,8 @@ def train_command(options: argparse.Namespace) -> None:
     folder = options.source or newest_run(Path("logs"))
     # The seed determines the head's initial weights.
     torch.manual_seed(options.seed)
-    model, tokenizer = load_pretrained(folder, texts.labels)
+    with unchanged(*model_files(folder)):
+        model, tokenizer = load_pretrained(folder, texts.labels)
     positions = model.config.max_position_embeddings
     max_length = min(MAX_LENGTH, positions) if options.max_length is None else options.max_length
     if not 5 <= max_length <= positions:
@@ -302,13 +303,11 @@ def train_command(options: argparse.Namespace) -> None:
     learning_rates = SMALL_LEARNING_RATES if is_small else PAPER_LEARNING_RATES
     if options.learning_rate is not None:
         learning_rates = (options.learning_rate,)
-    lengths = [len(row.input_ids) for part in rows for row in part]
-    full = lengths.count(max_length)
+    full = sum(len(row.input_ids) == max_length for part in rows for row in part)
     longer = f"{full:,} of the texts fill that, or lose their end" if full else "no text is longer"
-    sizes = [len(part) for part in parts]
     details = {
         **describe_texts(options.file, texts),
-        "parts": "{:,} to train, {:,} for validation, {:,} to test".format(*sizes),
+        "parts": "{:,} to train, {:,} for validation, {:,} to test".format(*map(len, parts)),
         "length": f"at most {max_length} tokens; {longer}",
         "model": display_path(folder),
         **describe_pretraining(folder),
@@ -377,8 +376,9 @@ def predict_command(options: argparse.Namespace) -> None:
     Raises `ValueError` if the folder has no classifier, if a text is empty or not UTF-8, or if a classifier
     trained with single texts gets a pair or one trained with pairs gets a single text.
     """
-    model = BertForSequenceClassification.from_pretrained(options.model)
-    tokenizer = load_tokenizer(options.model / "tokenizer.json", model.config.vocab_size)
+    with unchanged(*model_files(options.model)):
+        model = BertForSequenceClassification.from_pretrained(options.model)
+        tokenizer = load_tokenizer(options.model / "tokenizer.json", model.config.vocab_size)
     texts = options.texts or read_lines(read_standard_input())
     kind = "text" if options.texts else "line"
     for number, text in enumerate([*texts, *([options.pair] if options.pair is not None else [])], 1):

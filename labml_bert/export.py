@@ -40,11 +40,10 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from labml_bert.bert import BertModel
-from labml_bert.files import append, check_utf8, lock_output, make_folder, whole_file, write_whole
+from labml_bert.files import append, check_utf8, lock_output, make_folder, unchanged, whole_file, write_whole
 from labml_bert.fill_mask import load_model
 from labml_bert.models import BertForMaskedLM
 from labml_bert.modern import ModernBertForMaskedLM
-from labml_bert.run.record import file_state
 from labml_bert.run.terminal import OneLineParser, exit_on_bad_input
 from labml_bert.stdout import console, display_path
 from labml_bert.training.checkpoint import CHECKPOINT, load_checkpoint
@@ -395,8 +394,10 @@ def main(argv: list[str] | None = None) -> None:
     options = parser.parse_args(argv)
     folder = options.output or options.run / options.to
     with exit_on_bad_input():
-        saved_state = file_state(options.run / CHECKPOINT)
-        model, tokenizer = load_model(options.run)
+        with unchanged(options.run / CHECKPOINT):
+            model, tokenizer = load_model(options.run)
+            if options.to == "web":
+                checkpoint, curve = read_history(options.run)
         if not isinstance(model, BertForMaskedLM):
             raise ValueError(
                 f"{options.run} has a modern model, and only a BERT can be exported; use another run"
@@ -405,9 +406,6 @@ def main(argv: list[str] | None = None) -> None:
             raise ValueError("--encoder needs --to onnx; a web page needs the head")
         if options.to == "web":
             to_float16(model)
-            checkpoint, curve = read_history(options.run)
-            if file_state(options.run / CHECKPOINT) != saved_state:
-                raise ValueError(f"{options.run} is still training; export it again")
             prepare_folder(folder, "weights.bin", "model.json")
             path = folder / "weights.bin"
             arms = {checkpoint["arm"]: {**describe_weights(model), "curve": curve}}

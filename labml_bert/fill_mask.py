@@ -25,8 +25,8 @@ from labml_bert import modern_folder
 from labml_bert.bert import BertConfig
 from labml_bert.checks import check_config, check_length, check_modern_config
 from labml_bert.data.tokenizers import load_tokenizer
-from labml_bert.files import is_utf8
-from labml_bert.model_folder import check_tensors, load_weights, read_json
+from labml_bert.files import is_utf8, unchanged
+from labml_bert.model_folder import check_tensors, load_weights, model_files, read_json
 from labml_bert.models import BertForMaskedLM
 from labml_bert.modern import ModernBertConfig, ModernBertForMaskedLM
 from labml_bert.run.terminal import OneLineParser, exit_on_bad_input, print_caveats
@@ -51,8 +51,16 @@ def load_model(folder: Path) -> tuple[BertForMaskedLM | ModernBertForMaskedLM, T
     Loads the model and the tokenizer of a run, or of a folder in the format of `transformers`: a BERT or a
     ModernBERT. The model is on the CPU, in eval mode.
 
-    Raises `ValueError` if there is no such model, or if its tokenizer is missing, damaged or of another size.
+    Raises `ValueError` if there is no such model, if its tokenizer is missing, damaged or of another size, or
+    if one of its files is replaced meanwhile.
     """
+    # Otherwise, we could return the weights of one model with the tokenizer of another.
+    with unchanged(*model_files(folder)):
+        return load_model_files(folder)
+
+
+def load_model_files(folder: Path) -> tuple[BertForMaskedLM | ModernBertForMaskedLM, Tokenizer]:
+    """Does the work of `load_model`."""
     if (folder / "config.json").is_file() or (folder / "model.safetensors").is_file():
         is_modern = read_json(folder).get("model_type") == "modernbert"
         model = (

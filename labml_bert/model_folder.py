@@ -32,6 +32,11 @@ BIAS = "cls.predictions.bias"
 ALIASES = {"cls.predictions.decoder.weight": EMBEDDING, "cls.predictions.decoder.bias": BIAS}
 
 
+def model_files(folder: Path) -> list[Path]:
+    """The paths of the configuration, the weights and the tokenizer of the model in `folder`."""
+    return [folder / name for name in ("config.json", "model.safetensors", "tokenizer.json")]
+
+
 def check_sizes(config: BertConfig, tensors: dict[str, Tensor], path: Path) -> None:
     """
     Checks the tensors from the file `path` against `config`.

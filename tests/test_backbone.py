@@ -1,15 +1,18 @@
 """The encoder that an experiment fine-tunes: what isn't accepted as one."""
 
 import json
+import os
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from tokenizers import Tokenizer
 
-from labml_bert import backbone
+from labml_bert import backbone, fill_mask
 from labml_bert.bert import BertConfig
-from labml_bert.data.tokenizers import save_tokenizer, wordpiece_tokenizer
+from labml_bert.data.tokenizers import load_tokenizer, save_tokenizer, wordpiece_tokenizer
 from labml_bert.files import write_whole
 from labml_bert.models import BertForPreTraining
 from labml_bert.training.checkpoint import CHECKPOINT
@@ -96,8 +99,28 @@ def test_a_run_that_saves_a_checkpoint_meanwhile_is_refused(
         monkeypatch.setattr(backbone, "load_model", lambda folder: ("model", "tokenizer"))
         assert backbone.load_model_and_state(folder) == ("model", "tokenizer", {"step": 1})
         monkeypatch.setattr(backbone, "load_model", save_and_load)
-        with pytest.raises(ValueError, match="is still training; try again when it has finished"):
+        with pytest.raises(ValueError, match=f"{CHECKPOINT} was replaced while it was read; try again"):
             backbone.load_model_and_state(folder)
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
+def test_a_model_that_is_replaced_meanwhile_is_refused(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The weights would be of one model, and the tokenizer of another."""
+    folder = save(tmp_path / "model")
+
+    def replace_and_load(path: Path, size: int | None = None) -> Tokenizer:
+        shutil.copy(folder / name, tmp_path / name)
+        os.replace(tmp_path / name, folder / name)
+        return load_tokenizer(path, size)
+
+    for module in (backbone, fill_mask):
+        monkeypatch.setattr(module, "load_tokenizer", replace_and_load)
+    with pytest.raises(ValueError, match=f"{name} was replaced while it was read; try again"):
+        backbone.load_backbone(folder, CPU)
+    with pytest.raises(ValueError, match=f"{name} was replaced while it was read; try again"):
+        fill_mask.load_model(folder)
 
 
 def test_the_run_is_found_however_the_folder_is_named(

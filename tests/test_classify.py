@@ -15,12 +15,18 @@ from pathlib import Path
 
 import pytest
 import torch
+from tokenizers import Tokenizer
 from torch import Tensor
 
 from labml_bert import classify, modern_folder
 from labml_bert.bert import BertConfig
 from labml_bert.checksums import SUMS
-from labml_bert.data.tokenizers import character_tokenizer, save_tokenizer, wordpiece_tokenizer
+from labml_bert.data.tokenizers import (
+    character_tokenizer,
+    load_tokenizer,
+    save_tokenizer,
+    wordpiece_tokenizer,
+)
 from labml_bert.files import PART, lock
 from labml_bert.finetuning import EarlyStopping, Row, encode_examples, fine_tune, predict
 from labml_bert.heads import BertForSequenceClassification
@@ -423,6 +429,36 @@ def test_an_encoder_that_has_learned_little_is_mentioned(loss: float, warns: boo
     (tmp_path / "model" / "README.md").unlink()
     os.mkfifo(tmp_path / "model" / "README.md")
     assert describe_pretraining(tmp_path) == {}, "reading the pipe would wait forever"
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json"])
+def test_a_model_that_is_replaced_meanwhile_is_refused(
+    name: str,
+    backbone: Path,
+    bad_folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The weights would be of one model, and the tokenizer of another."""
+
+    def load_and_replace(path: Path, size: int | None = None) -> Tokenizer:
+        tokenizer = load_tokenizer(path, size)
+        shutil.copy(path.with_name(name), tmp_path)
+        os.replace(tmp_path / name, path.with_name(name))
+        return tokenizer
+
+    monkeypatch.setattr(classify, "load_tokenizer", load_and_replace)
+    message = f"{name} was replaced while it was read; try again"
+    folder = shutil.copytree(backbone, tmp_path / "backbone")
+    labels = write_csv(tmp_path / "labels.csv", yes_or_no(40))
+    train = ["train", str(labels), "--output", str(tmp_path / "new"), "--from", str(folder)]
+    folder = shutil.copytree(bad_folder / "classifier", tmp_path / "classifier")
+    for arguments in (train, ["predict", str(folder), "a text"]):
+        with pytest.raises(SystemExit) as exit_info:
+            classify.main(arguments)
+        assert exit_info.value.code == 2 and message in capsys.readouterr().err
+    assert not (tmp_path / "new").exists()
 
 
 def test_settings_that_cannot_be_read_are_not_ignored(

@@ -114,7 +114,7 @@ def test_a_checkpoint_that_is_replaced_during_the_export_is_an_error(
 
     monkeypatch.setattr(export, "load_model", load_and_replace)
     words = [str(run_folder), "--to", "web", "--output", str(tmp_path / "web")]
-    assert_rejected(words, "is still training; export it again", run_folder, capsys)
+    assert_rejected(words, f"{CHECKPOINT} was replaced while it was read; try again", run_folder, capsys)
     assert not (tmp_path / "web").exists()
 
 

@@ -23,24 +23,12 @@ from typing import Any
 import torch
 
 from labml_bert.checks import LARGEST_SIZE
-from labml_bert.files import partial_path, write_whole
+from labml_bert.files import file_state, partial_path, write_whole
 from labml_bert.stdout import console, display_path, print_note
 from labml_bert.training.device import choose_precision
 
 # The state of the file at each path when `check_record` or `write_record` last looked.
 last_seen: dict[Path, tuple[int, int] | None] = {}
-
-
-def file_state(path: Path) -> tuple[int, int] | None:
-    """
-    Returns the file's inode and modification time in nanoseconds, or `None` if there is no file. Raises
-    `OSError` if the folder can't be read.
-    """
-    try:
-        status = path.stat()
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    return status.st_ino, status.st_mtime_ns
 
 
 def check_record(path: Path, experiment: str) -> None:
