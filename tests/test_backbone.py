@@ -62,6 +62,7 @@ def test_a_run_whose_checkpoint_is_damaged_gets_a_note(
     assert "without it, the model's pretraining is unknown" in capsys.readouterr().err
 
 
+@pytest.mark.long
 @pytest.mark.slow("reads all of the docstrings")
 def test_a_model_that_has_read_the_docstrings_of_another_python_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -83,6 +83,7 @@ def test_the_split_keeps_every_label_in_both_parts() -> None:
             split_by_label(examples, fraction)
 
 
+@pytest.mark.long
 @pytest.mark.slow("trains two classifiers")
 def test_an_explicit_number_of_epochs_is_kept(
     backbone: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]

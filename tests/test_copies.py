@@ -96,7 +96,9 @@ assert losses[1] < losses[0], losses
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("file", TRAIN_A_STEP)
+@pytest.mark.parametrize(
+    "file", [pytest.param(n, marks=pytest.mark.long) if n == "modern.py" else n for n in TRAIN_A_STEP]
+)
 def test_a_copy_works_on_its_own(file: str, tmp_path: Path) -> None:
     shutil.copy(SOURCES / file, tmp_path)
     (tmp_path / "step.py").write_text(TRAIN_A_STEP[file])

@@ -245,6 +245,7 @@ def test_the_graph_agrees_with_torch(graph: tuple[BertForMaskedLM, Path], B: int
     )
 
 
+@pytest.mark.long
 @TRACES
 def test_the_graph_of_the_encoder_agrees_with_torch(tmp_path: Path) -> None:
     model = random_model()

@@ -7,6 +7,8 @@ of each claim, measured with fresh seeds as soon as there are three. All other c
 the page shows their effects, by fresh seeds if both variants have them, but the verdict ignores them.
 """
 
+import copy
+import functools
 import json
 import math
 import re
@@ -128,14 +130,20 @@ class Claim(Analysis):
         return decision if needed is None else f"{decision}, about {needed} fresh seeds needed"
 
 
+@functools.lru_cache
+def parse_entries(text: str) -> dict[str, dict[str, Any]]:
+    """The claims or studies in a TOML file, by name. Parsing takes a while, and pages ask for them often."""
+    (entries,) = tomllib.loads(text).values()
+    return {entry["name"]: entry for entry in entries}
+
+
 def read_claim(name: str, claims: Path | None = None, runs: Path = RUNS) -> Claim:
     """Raises `PageError` if there is no such claim, or if its record isn't one."""
     path = claims or CLAIMS
-    (entries,) = tomllib.loads(path.read_text("utf-8")).values()
-    named = {entry["name"]: entry for entry in entries}
-    if name not in named:
-        raise PageError(f"{path.name} has no entry {name!r}; it has {', '.join(named)}")
-    entry = named[name]
+    entries = parse_entries(path.read_text("utf-8"))
+    if name not in entries:
+        raise PageError(f"{path.name} has no entry {name!r}; it has {', '.join(entries)}")
+    entry = copy.deepcopy(entries[name])
     record = runs / "claims" / f"{name}.json"
     if not record.is_file():
         return Claim(entry, None)
@@ -590,9 +598,7 @@ def mean_with_interval(values: list[float | None], metric: str) -> str:
 
 def names(claims: Path | None = None) -> list[str]:
     """The names of all claims, in their order."""
-    path = claims or CLAIMS
-    (entries,) = tomllib.loads(path.read_text("utf-8")).values()
-    return [entry["name"] for entry in entries]
+    return [*parse_entries((claims or CLAIMS).read_text("utf-8"))]
 
 
 def hours(claims: Path | None = None) -> float:

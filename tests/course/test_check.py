@@ -168,6 +168,7 @@ def test_only_the_start_of_an_endless_output_is_kept(
     assert 0 < max(sizes) < 1_000_000
 
 
+@pytest.mark.long
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no groups of processes")
 @pytest.mark.processes
 def test_a_signal_to_all_processes_reaches_only_the_learners_code(course: Path) -> None:
@@ -176,6 +177,7 @@ def test_a_signal_to_all_processes_reaches_only_the_learners_code(course: Path) 
     assert message.startswith("Your code ended the process (exit code -15)")
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="Windows has no fork")
 @pytest.mark.processes
 def test_a_copy_of_the_process_writes_no_verdict(course: Path) -> None:
@@ -187,6 +189,7 @@ def test_a_copy_of_the_process_writes_no_verdict(course: Path) -> None:
     assert [v.step for v in check_folder(course).verdicts] == [FIRST.name, STEPS[1].name]
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="Windows has no fork")
 @pytest.mark.processes
 def test_processes_that_the_code_starts_are_killed(course: Path, tmp_path: Path) -> None:
@@ -281,12 +284,14 @@ def test_a_line_that_the_code_writes_is_no_verdict(course: Path, line: str) -> N
     assert verdict(check_folder(course)).message.startswith("Your code ended the process (exit code 3)")
 
 
+@pytest.mark.long
 @pytest.mark.processes
 def test_an_exception_whose_message_cannot_be_made(course: Path) -> None:
     write(course, "class Odd(Exception):\n        def __str__(self): raise SystemExit\n    raise Odd")
     assert verdict(check_folder(course)).message == "Your code raises Odd."
 
 
+@pytest.mark.long
 @pytest.mark.processes
 @pytest.mark.parametrize("error", ["ValueError('odd')", "SystemExit"])
 def test_a_result_that_cannot_be_printed(course: Path, error: str) -> None:
@@ -411,6 +416,7 @@ def test_lost_progress_is_found_out_again(course: Path) -> None:
     assert list(read_progress(course).passed) == [FIRST.name]
 
 
+@pytest.mark.long
 @pytest.mark.processes
 def test_progress_that_cannot_be_written_costs_only_time(course: Path) -> None:
     write(course, SOLUTION)

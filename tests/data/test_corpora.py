@@ -41,6 +41,7 @@ def test_python_docs_are_english_and_hold_out_whole_documents() -> None:
     assert not train & valid
 
 
+@pytest.mark.long
 @pytest.mark.slow("parses a part of the standard library")
 def test_python_source_has_no_docstrings_and_no_comments() -> None:
     corpus = load_corpus("python-source")

@@ -28,6 +28,7 @@ def word_trigrams(text: str) -> set[tuple[str, ...]]:
     return {tuple(words[i : i + 3]) for i in range(len(words) - 2)}
 
 
+@pytest.mark.long
 def test_no_two_texts_are_near_duplicates(docstrings: list[Docstring]) -> None:
     """Compares a sample of the texts with all the others, by the definition of a near duplicate."""
     trigrams = [word_trigrams(docstring.text) for docstring in docstrings]

@@ -321,6 +321,7 @@ def test_the_ids_are_those_of_the_text(tmp_path: Path, tokenizer: Tokenizer) -> 
     assert corpus.name == "tokens"
 
 
+@pytest.mark.long
 @pytest.mark.slow("builds a vocabulary of 70,000 tokens")
 def test_a_large_vocabulary_gets_wider_ids(tmp_path: Path) -> None:
     words = [f"w{i}" for i in range(70_000)]

@@ -32,11 +32,11 @@ def addresses(site: Path) -> list[str]:
 
 PRELOAD = "was preloaded using link preload but not used within a few seconds"
 # The pages are divided, so that several test processes can share the work.
-PARTS = 12
+PARTS = 24
 
 
 # Layout depends on the width and colors on the scheme, so two of the four combinations cover both.
-# Every twelfth page is tested each time, and the others in `make test-long`.
+# Every 24th page is tested each time, and the others in `make test-long`.
 @pytest.mark.parametrize(("width", "scheme"), [(1440, "light"), (390, "dark")])
 @pytest.mark.parametrize("part", [0, *(pytest.param(n, marks=pytest.mark.long) for n in range(1, PARTS))])
 def test_every_page_is_accessible_and_has_no_errors(
@@ -90,7 +90,9 @@ def test_each_preloaded_font_is_one_that_the_page_uses(server: str, page: "sync_
     assert {*preloaded} <= {*loaded}, loaded
 
 
-@pytest.mark.parametrize("keys", [["Enter"], ["ArrowDown", "Enter"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "keys", [["Enter"], pytest.param(["ArrowDown", "Enter"], marks=pytest.mark.long)], ids=" ".join
+)
 @pytest.mark.parametrize(
     ("words", "target"),
     [
@@ -175,8 +177,10 @@ QUERIES = {
 }
 
 
-def test_the_first_result_answers_a_newcomers_query(server: str, page: "sync_api.Page") -> None:
-    assert first_search_results(page, server, QUERIES) == QUERIES
+@pytest.mark.parametrize("part", [0, *(pytest.param(n, marks=pytest.mark.long) for n in (1, 2))])
+def test_the_first_result_answers_a_newcomers_query(server: str, page: "sync_api.Page", part: int) -> None:
+    queries = dict([*QUERIES.items()][part::3])
+    assert first_search_results(page, server, queries) == queries
 
 
 def test_a_negative_number_in_a_query_excludes_no_page(server: str, page: "sync_api.Page") -> None:

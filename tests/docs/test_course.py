@@ -36,10 +36,13 @@ def test_the_numbers_in_the_text() -> None:
 
 def test_each_definition_that_is_a_step_links_to_the_chapter() -> None:
     sources = read_sources(ROOT, ("labml_bert",))
+    # Rendering a page takes a while, and most files have several steps.
+    paths = {f"labml_bert/{step.file}" for step in STEPS}
+    by_path = {source.path: source for source in sources.values() if source.path in paths}
+    pages = {path: source_page(s, sources, notes=course_notes(s)) for path, s in by_path.items()}
     for number, step in enumerate(STEPS, 1):
-        source = next(s for s in sources.values() if s.path == f"labml_bert/{step.file}")
-        notes = course_notes(source)
-        page = source_page(source, sources, notes=notes)
+        source = by_path[f"labml_bert/{step.file}"]
+        notes, page = course_notes(source), pages[source.path]
         assert step.function in {row.name for row in source.rows}
         depth = "../" * source.page.count("/")
         assert (

@@ -16,7 +16,7 @@ RECORDS = read_records()
 # One record of each kind is enough: records that differ only in their number have the same keys.
 NAMES = [name for name in RECORDS if not re.search(r"-\d$", name)]
 # Only the long mode renders these, which take longest, and records with a dash, which are similar to others.
-LONG = ("bert_tiny", "live", "mlm_modern")
+LONG = ("attention_map", "bert_tiny", "live", "mlm_modern", "speed")
 
 
 def leaves(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:

@@ -873,9 +873,16 @@ def test_no_motion_for_who_wants_none(server: str, page: Page) -> None:
 
 
 # Layout depends on the width and colors on the scheme, so two of the four combinations cover both.
-@pytest.mark.parametrize(("width", "scheme"), [(1440, "light"), (390, "dark")])
-@pytest.mark.parametrize("address", ["", "live/"])
-def test_no_fault_for_axe(server: str, browser: Any, width: int, scheme: str, address: str) -> None:
+@pytest.mark.parametrize(
+    ("address", "width", "scheme"),
+    [
+        ("", 1440, "light"),
+        ("live/", 390, "dark"),
+        pytest.param("", 390, "dark", marks=pytest.mark.long),
+        pytest.param("live/", 1440, "light", marks=pytest.mark.long),
+    ],
+)
+def test_no_fault_for_axe(server: str, browser: Any, address: str, width: int, scheme: str) -> None:
     context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
     page = context.new_page()
     started(page, server + address)

@@ -25,7 +25,7 @@ def addresses(site: Path) -> list[str]:
 
 
 # The pages are divided, so that several test processes can share the work.
-PARTS = 4
+PARTS = 8
 
 
 @pytest.mark.parametrize("part", [0, *(pytest.param(n, marks=pytest.mark.long) for n in range(1, PARTS))])
@@ -176,7 +176,7 @@ def contrast(one: str, other: str) -> float:
     return max(luminances) / min(luminances)
 
 
-@pytest.mark.parametrize("width", [390, 1440])
+@pytest.mark.parametrize("width", [390, pytest.param(1440, marks=pytest.mark.long)])
 def test_no_label_touches_a_curve(server: str, page: "sync_api.Page", width: int) -> None:
     """
     The labels of levels are placed where no curve passes, right of the axis, and the shapes tell the lines

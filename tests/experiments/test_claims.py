@@ -542,6 +542,7 @@ def test_a_claim_does_not_continue_with_another_text(
     results.check_python("tiny-shakespeare")
 
 
+@pytest.mark.long
 @pytest.mark.processes
 def test_the_fingerprint_of_an_arm(options: dict[str, Any], tmp_path: Path) -> None:
     """Two measurements agree bit for bit, and the fingerprints of the two arms differ."""

@@ -212,7 +212,9 @@ def test_a_limit_that_is_four_times_as_high_is_found() -> None:
 
 
 @pytest.mark.slow("analyzes thousands of simulated claims")
-@pytest.mark.parametrize("middle", [1.6e-3, 2.8e-3, 5e-3])
+@pytest.mark.parametrize(
+    "middle", [1.6e-3, *(pytest.param(value, marks=pytest.mark.long) for value in (2.8e-3, 5e-3))]
+)
 @pytest.mark.parametrize("stds", [(0.1, 0.1), (0.4, 0.4), (0.8, 0.8), (0.1, 0.8)])
 def test_equal_limits_of_the_learning_rate_are_called_different_at_most_one_time_in_twenty(
     middle: float, stds: tuple[float, float]

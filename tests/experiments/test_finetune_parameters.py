@@ -162,7 +162,9 @@ def test_a_smaller_draw_is_the_start_of_a_larger_one() -> None:
 
 @pytest.mark.slow("trains until both tasks are learned")
 @pytest.mark.parametrize("task", TASKS)
-@pytest.mark.parametrize("arm", ARMS)
+@pytest.mark.parametrize(
+    "arm", [pytest.param(arm, marks=pytest.mark.long) if arm == FROM_SCRATCH else arm for arm in ARMS]
+)
 def test_every_method_learns_both_tasks(backbone: Backbone, task: str, arm: str) -> None:
     """A network may memorize spans: a test is too short for learning to compare a name with each gap."""
     is_memorized = task == SPAN and arm != WORDS

@@ -142,6 +142,7 @@ time.time = lambda: 2 * start - real() - 3600
 """
 
 
+@pytest.mark.long
 def test_a_run_without_home_git_utf8_and_terminal_while_the_clock_runs_backward(tmp_path: Path) -> None:
     """A single run has all of these problems, in a folder whose name has spaces and non-ASCII letters."""
     folder = tmp_path / "ein größerer Ordner"

@@ -89,6 +89,7 @@ def test_a_terminal_without_columns_still_shows_the_text(columns: str, tmp_path:
     assert process.returncode == 0 and "show this help" in process.stdout
 
 
+@pytest.mark.long
 def test_a_variable_of_torchrun_alone_does_not_make_a_process_of_it(tmp_path: Path) -> None:
     code = "from labml_bert.run import preflight; from labml_bert.training.distributed import rank; rank()"
     environment = {name: value for name, value in os.environ.items() if name != "RANK"}
@@ -126,6 +127,7 @@ def test_wrong_variables_of_torchrun_are_named(
     assert re.fullmatch(f"error: the environment variable {message}; {remedy}\n", process.stderr)
 
 
+@pytest.mark.long
 def test_a_command_that_does_not_train_ignores_the_variables_of_torchrun(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "TORCHELASTIC_RUN_ID": "x", "RANK": "1"}
     words = [sys.executable, "-m", "labml_bert.runs", "nowhere"]

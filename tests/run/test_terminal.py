@@ -352,6 +352,7 @@ def screen(text: str, width: int = 80) -> list[str]:
     return ["".join(line).rstrip() for line in lines]
 
 
+@pytest.mark.long
 @pytest.mark.processes
 def test_a_terminal_shows_one_bar_and_a_second_process_is_rejected(corpus_file: Path, tmp_path: Path) -> None:
     """The test ends the run by typing Ctrl-C into the terminal, which echoes `^C`."""

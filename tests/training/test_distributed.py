@@ -555,6 +555,7 @@ def test_a_worker_that_waits_for_another_ends_some_time_after_the_launcher(tmp_p
     process.communicate(timeout=60)
 
 
+@pytest.mark.long
 @pytest.mark.processes
 def test_a_complete_run_of_two_processes(folder: Path, tmp_path: Path) -> None:
     script = ROOT / "experiments" / "mlm_tiny.py"

@@ -284,6 +284,7 @@ def test_a_run_continues_if_its_server_fails(
     assert read_metrics(tmp_path / "tiny" / "first") == {"loss": [(1, 10.0), (2, 5.0)]}
 
 
+@pytest.mark.long
 @pytest.mark.processes
 def test_a_server_that_fails_during_the_run_does_not_keep_the_process_alive(
     labml_server: LabmlServer, tmp_path: Path
