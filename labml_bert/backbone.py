@@ -15,11 +15,11 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from labml_bert.bert import BertConfig
+from labml_bert.checksums import reading
 from labml_bert.data.corpora import load_corpus
 from labml_bert.data.tokenizers import load_tokenizer, wordpiece_tokenizer
-from labml_bert.files import unchanged
 from labml_bert.fill_mask import load_model
-from labml_bert.model_folder import check_sizes, check_tensors, model_files, read_config, read_tensors
+from labml_bert.model_folder import MODEL_FILES, check_sizes, check_tensors, read_config, read_tensors
 from labml_bert.models import BertForMaskedLM
 from labml_bert.modern import ModernBertForMaskedLM
 from labml_bert.stdout import print_note
@@ -62,10 +62,10 @@ def load_backbone(folder: Path, device: torch.device) -> Backbone:
     Raises `ValueError` if there is no model, if a file is damaged, if the files are of two models, if the
     model can't read pairs, or if `check_python_docs` refuses the run that pretrained it.
     """
-    with unchanged(*model_files(folder)):
-        config = read_config(folder)
-        tokenizer = load_tokenizer(folder / "tokenizer.json", config.vocab_size)
-        tensors = read_tensors(folder)
+    with reading(folder, *MODEL_FILES) as path:
+        config = read_config(path)
+        tokenizer = load_tokenizer(path / "tokenizer.json", config.vocab_size)
+        tensors = read_tensors(path)
     if config.type_vocab_size < 2:
         raise ValueError(f"the model in {folder} has one token type, so it can't read pairs; use another")
     config = replace(config, hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.1)
@@ -121,9 +121,9 @@ def load_model_and_state(
 
     Raises their errors, and `ValueError` if the run has saved another checkpoint meanwhile.
     """
-    with unchanged(*checkpoint_paths(folder)):
-        run_state = load_run_state(folder, is_required)
-        model, tokenizer = load_model(folder)
+    with reading(folder, CHECKPOINT) as path, reading(path.resolve().parent, CHECKPOINT):
+        run_state = load_run_state(path, is_required)
+        model, tokenizer = load_model(path)
     return model, tokenizer, run_state
 
 

@@ -8,7 +8,8 @@ they load without an error.
 When we save a model, we write the sha256 of its weights, its configuration and its tokenizer to `SHA256SUMS`
 in the same folder. Whenever we read one of these files, we check it. You can check them all with
 `sha256sum --check SHA256SUMS`. If you change a file yourself, remove its line from that list. A file that
-isn't listed, such as one from another program, isn't checked.
+isn't listed, such as one from another program, isn't checked. `reading` notices if files are replaced while
+we read them, because each could then match a list of its own.
 
 Programs append to a file of JSON lines, so each line starts with a checksum of its own:
 
@@ -18,6 +19,7 @@ Programs append to a file of JSON lines, so each line starts with a checksum of 
 import contextlib
 import hashlib
 import json
+import os
 import re
 import zlib
 from collections.abc import Iterator, Sequence
@@ -142,6 +144,45 @@ def check_digest(path: Path, digest: str) -> None:
             f"{path} is damaged (it does not have the sha256 that it was saved with); if you changed it, "
             f"remove its line from {SUMS}"
         )
+
+
+def file_state(path: Path) -> tuple[int, int] | None:
+    """
+    Returns the file's inode and modification time in nanoseconds, or `None` if there is no file. Raises
+    `OSError` if the folder can't be read.
+    """
+    try:
+        status = path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return status.st_ino, status.st_mtime_ns
+
+
+@contextlib.contextmanager
+def reading(folder: Path, *names: str) -> Iterator[Path]:
+    """
+    Yields the folder, from which the `with` block reads the files with these `names`. If `folder` is a link,
+    yields its target, because the link could be redirected meanwhile.
+
+    Raises `ValueError` after the block if one of the files has been replaced, created or deleted. The block
+    could have read files that don't belong together. Its own `ValueError` then says something else.
+    """
+    target = os.path.realpath(folder)
+    folder = folder if os.path.abspath(folder) == target else Path(target)
+    states = {name: file_state(folder / name) for name in names}
+
+    def check_states() -> None:
+        for name, state in states.items():
+            if file_state(folder / name) != state:
+                message = f"{folder / name} was replaced while it was read"
+                raise ValueError(f"{message}; try again when no program writes to it") from None
+
+    try:
+        yield folder
+    except ValueError:
+        check_states()
+        raise
+    check_states()
 
 
 def parse_json(text: bytes | str) -> Any:

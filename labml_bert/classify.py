@@ -39,11 +39,17 @@ from tokenizers import Tokenizer
 
 from labml_bert.bert import BertConfig
 from labml_bert.checks import check_config
-from labml_bert.checksums import SUMS, parse_json, read_checked
+from labml_bert.checksums import SUMS, reading
 from labml_bert.classification_report import measure_scores, print_report
-from labml_bert.data.tokenizers import TOKENIZER_FILES, add_cls_sep, load_tokenizer, save_tokenizer
+from labml_bert.data.tokenizers import (
+    TOKENIZER_FILES,
+    add_cls_sep,
+    load_tokenizer,
+    read_settings,
+    save_tokenizer,
+)
 from labml_bert.export import prepare_folder
-from labml_bert.files import check_utf8, is_empty_file, is_leftover, lock_output, read_lines, unchanged
+from labml_bert.files import check_utf8, is_empty_file, is_leftover, lock_output, read_lines
 from labml_bert.fill_mask import check_text, newest_run
 from labml_bert.finetuning import EarlyStopping, Row, encode_examples, fine_tune, predict
 from labml_bert.heads import NEW_PARAMETERS, BertForSequenceClassification
@@ -51,10 +57,10 @@ from labml_bert.labeled_file import SHORT_LIST, LabeledTexts, fold, quote_label,
 from labml_bert.labeled_text import Example, split_by_label
 from labml_bert.model_card import describe_pretraining, write_classifier_card
 from labml_bert.model_folder import (
+    MODEL_FILES,
     check_sizes,
     check_tensors,
     load_weights,
-    model_files,
     read_config,
     read_json,
     read_tensors,
@@ -283,8 +289,8 @@ def train_command(options: argparse.Namespace) -> None:
     folder = options.source or newest_run(Path("logs"))
     # The seed determines the head's initial weights.
     torch.manual_seed(options.seed)
-    with unchanged(*model_files(folder)):
-        model, tokenizer = load_pretrained(folder, texts.labels)
+    with reading(folder, *MODEL_FILES) as path:
+        model, tokenizer = load_pretrained(path, texts.labels)
     positions = model.config.max_position_embeddings
     max_length = min(MAX_LENGTH, positions) if options.max_length is None else options.max_length
     if not 5 <= max_length <= positions:
@@ -320,7 +326,13 @@ def train_command(options: argparse.Namespace) -> None:
         # With a character or word tokenizer, `transformers` omits the token types of a pair unless they're in
         # `model_input_names`.
         inputs = ["input_ids", "token_type_ids", "attention_mask"]
-        settings = {"model_max_length": max_length, "model_input_names": inputs, PAIRS: texts.has_pairs}
+        settings = {
+            "model_max_length": max_length,
+            "model_input_names": inputs,
+            # The words `[MASK]` in a text of yours are words, as in the training.
+            "split_special_tokens": True,
+            PAIRS: texts.has_pairs,
+        }
         predictions = predict(model, held_out)
         scores = measure_scores(predictions, texts.labels, rest, test)
         script = ["python", "-m", "labml_bert.classify", "train", str(options.file), "--output", "NEW_FOLDER"]
@@ -337,24 +349,6 @@ def train_command(options: argparse.Namespace) -> None:
     pair = ["--pair", "second text"] if texts.has_pairs else []
     again = command("-m", "labml_bert.classify", "predict", display_path(output), "your text", *pair)
     console.print(f"\n  saved in {display_path(output)}; try it:\n  {again}\n")
-
-
-def read_settings(folder: Path) -> dict[str, Any]:
-    """
-    Returns the settings in `tokenizer_config.json`, or an empty dictionary if there is no such file.
-
-    Raises `ValueError` if the file is damaged, has been deleted, or isn't a JSON object, and `OSError` if it
-    can't be read.
-    """
-    path = folder / "tokenizer_config.json"
-    try:
-        data = read_checked(path)
-    except FileNotFoundError:
-        return {}
-    try:
-        return dict(parse_json(data))
-    except (ValueError, TypeError):
-        raise ValueError(f"{path} is not a JSON object; remove it or save the classifier again") from None
 
 
 def read_max_length(settings: dict[str, Any], positions: int) -> int:
@@ -376,9 +370,10 @@ def predict_command(options: argparse.Namespace) -> None:
     Raises `ValueError` if the folder has no classifier, if a text is empty or not UTF-8, or if a classifier
     trained with single texts gets a pair or one trained with pairs gets a single text.
     """
-    with unchanged(*model_files(options.model)):
-        model = BertForSequenceClassification.from_pretrained(options.model)
-        tokenizer = load_tokenizer(options.model / "tokenizer.json", model.config.vocab_size)
+    with reading(options.model, *MODEL_FILES, "tokenizer_config.json") as path:
+        model = BertForSequenceClassification.from_pretrained(path)
+        tokenizer = load_tokenizer(path / "tokenizer.json", model.config.vocab_size)
+        settings = read_settings(path)
     texts = options.texts or read_lines(read_standard_input())
     kind = "text" if options.texts else "line"
     for number, text in enumerate([*texts, *([options.pair] if options.pair is not None else [])], 1):
@@ -386,7 +381,6 @@ def predict_command(options: argparse.Namespace) -> None:
         check_text(text, name)
         if not fold(text):
             raise ValueError(f"{name} is empty; write some text, or leave it out")
-    settings = read_settings(options.model)
     has_pair = options.pair is not None
     if settings.get(PAIRS, has_pair) is not has_pair:
         remedy = "leave out --pair" if has_pair else "add the second text with --pair"

@@ -40,7 +40,8 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from labml_bert.bert import BertModel
-from labml_bert.files import append, check_utf8, lock_output, make_folder, unchanged, whole_file, write_whole
+from labml_bert.checksums import reading
+from labml_bert.files import append, check_utf8, lock_output, make_folder, whole_file, write_whole
 from labml_bert.fill_mask import load_model
 from labml_bert.models import BertForMaskedLM
 from labml_bert.modern import ModernBertForMaskedLM
@@ -394,10 +395,10 @@ def main(argv: list[str] | None = None) -> None:
     options = parser.parse_args(argv)
     folder = options.output or options.run / options.to
     with exit_on_bad_input():
-        with unchanged(options.run / CHECKPOINT):
-            model, tokenizer = load_model(options.run)
+        with reading(options.run, CHECKPOINT) as path:
+            model, tokenizer = load_model(path)
             if options.to == "web":
-                checkpoint, curve = read_history(options.run)
+                checkpoint, curve = read_history(path)
         if not isinstance(model, BertForMaskedLM):
             raise ValueError(
                 f"{options.run} has a modern model, and only a BERT can be exported; use another run"

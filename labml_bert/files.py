@@ -194,31 +194,6 @@ def make_folder(folder: Path) -> None:
         sync_folder(path.parent)
 
 
-def file_state(path: Path) -> tuple[int, int] | None:
-    """
-    Returns the file's inode and modification time in nanoseconds, or `None` if there is no file. Raises
-    `OSError` if the folder can't be read.
-    """
-    try:
-        status = path.stat()
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    return status.st_ino, status.st_mtime_ns
-
-
-@contextlib.contextmanager
-def unchanged(*paths: Path) -> Iterator[None]:
-    """
-    Raises `ValueError` after the `with` block if one of the files has been replaced, created or deleted
-    meanwhile. The block could then have read files that don't belong together.
-    """
-    states = [*map(file_state, paths)]
-    yield
-    for path, state in zip(paths, states, strict=True):
-        if file_state(path) != state:
-            raise ValueError(f"{path} was replaced while it was read; try again when no program writes to it")
-
-
 def is_leftover(name: str) -> bool:
     """Whether a killed program of ours can leave a file with this name: its lock or a temporary file."""
     return name == ".lock" or name.endswith(PART)

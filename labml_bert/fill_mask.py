@@ -24,9 +24,10 @@ from torch import Tensor
 from labml_bert import modern_folder
 from labml_bert.bert import BertConfig
 from labml_bert.checks import check_config, check_length, check_modern_config
+from labml_bert.checksums import reading
 from labml_bert.data.tokenizers import load_tokenizer
-from labml_bert.files import is_utf8, unchanged
-from labml_bert.model_folder import check_tensors, load_weights, model_files, read_json
+from labml_bert.files import is_utf8
+from labml_bert.model_folder import MODEL_FILES, check_tensors, load_weights, read_json
 from labml_bert.models import BertForMaskedLM
 from labml_bert.modern import ModernBertConfig, ModernBertForMaskedLM
 from labml_bert.run.terminal import OneLineParser, exit_on_bad_input, print_caveats
@@ -54,9 +55,8 @@ def load_model(folder: Path) -> tuple[BertForMaskedLM | ModernBertForMaskedLM, T
     Raises `ValueError` if there is no such model, if its tokenizer is missing, damaged or of another size, or
     if one of its files is replaced meanwhile.
     """
-    # Otherwise, we could return the weights of one model with the tokenizer of another.
-    with unchanged(*model_files(folder)):
-        return load_model_files(folder)
+    with reading(folder, *MODEL_FILES) as path:
+        return load_model_files(path)
 
 
 def load_model_files(folder: Path) -> tuple[BertForMaskedLM | ModernBertForMaskedLM, Tokenizer]:

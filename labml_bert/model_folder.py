@@ -21,6 +21,8 @@ from labml_bert.checksums import check_digest, file_sha256, parse_json, read_che
 from labml_bert.files import unreadable
 from labml_bert.modern import ModernBertConfig
 
+# The files that a model and its tokenizer are read from.
+MODEL_FILES = ("config.json", "model.safetensors", "tokenizer.json")
 # The largest `config.json` to read, in bytes. That of a classifier has the name of each class twice, in
 # `id2label` and in `label2id`.
 LARGEST_CONFIG = 5_000_000
@@ -30,11 +32,6 @@ EMBEDDING = "bert.embeddings.word_embeddings.weight"
 BIAS = "cls.predictions.bias"
 # In `transformers`, two tensors have second names: the embedding, as the output matrix, and the output bias.
 ALIASES = {"cls.predictions.decoder.weight": EMBEDDING, "cls.predictions.decoder.bias": BIAS}
-
-
-def model_files(folder: Path) -> list[Path]:
-    """The paths of the configuration, the weights and the tokenizer of the model in `folder`."""
-    return [folder / name for name in ("config.json", "model.safetensors", "tokenizer.json")]
 
 
 def check_sizes(config: BertConfig, tensors: dict[str, Tensor], path: Path) -> None:

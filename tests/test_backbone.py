@@ -5,6 +5,7 @@ import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from labml_bert import backbone, fill_mask
 from labml_bert.bert import BertConfig
 from labml_bert.data.tokenizers import load_tokenizer, save_tokenizer, wordpiece_tokenizer
 from labml_bert.files import write_whole
+from labml_bert.model_folder import read_json
 from labml_bert.models import BertForPreTraining
 from labml_bert.training.checkpoint import CHECKPOINT
 from tests.support.runs import small_text
@@ -122,6 +124,24 @@ def test_a_model_that_is_replaced_meanwhile_is_refused(
         backbone.load_backbone(folder, CPU)
     with pytest.raises(ValueError, match=f"{name} was replaced while it was read; try again"):
         fill_mask.load_model(folder)
+
+
+def test_a_link_that_is_redirected_meanwhile_still_leads_to_one_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, link = save(tmp_path / "model"), tmp_path / "link"
+    link.symlink_to(folder)
+    (tmp_path / "empty").mkdir()
+
+    def read_and_redirect(folder: Path) -> dict[str, Any]:
+        content = read_json(folder)
+        link.unlink()
+        link.symlink_to(tmp_path / "empty")
+        return content
+
+    monkeypatch.setattr(fill_mask, "read_json", read_and_redirect)
+    model, _ = fill_mask.load_model(link)
+    assert {*model.state_dict()} == {*fill_mask.load_model(folder)[0].state_dict()}
 
 
 def test_the_run_is_found_however_the_folder_is_named(

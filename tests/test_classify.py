@@ -21,6 +21,7 @@ from torch import Tensor
 from labml_bert import classify, modern_folder
 from labml_bert.bert import BertConfig
 from labml_bert.checksums import SUMS
+from labml_bert.data import tokenizers
 from labml_bert.data.tokenizers import (
     character_tokenizer,
     load_tokenizer,
@@ -209,7 +210,14 @@ def test_transformers_opens_the_folder_and_agrees(
 ) -> None:
     transformers = pytest.importorskip("transformers", reason="transformers is what this is compared with")
     pipeline = transformers.pipeline("text-classification", str(classifier), device="cpu")
-    texts = ["b, yes the cat", "no dog", "the river, zebra!", "Yes " + "the old house " * 30]
+    # As in the training, the names of special tokens are ordinary text.
+    texts = [
+        "b, yes the cat",
+        "no dog",
+        "the river, zebra!",
+        "[MASK] yes [SEP] no",
+        "Yes " + "the old house " * 30,
+    ]
     theirs = pipeline(texts, truncation=True)
     classify.main(["predict", str(classifier), *texts])
     ours = predictions_of(capsys.readouterr().out)
@@ -466,14 +474,14 @@ def test_settings_that_cannot_be_read_are_not_ignored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without them, the maximum length would be another one, and so could the label."""
-    assert classify.read_settings(tmp_path) == {}
+    assert tokenizers.read_settings(tmp_path) == {}
 
     def refuse(path: Path) -> bytes:
         raise PermissionError(13, "Permission denied", str(path))
 
-    monkeypatch.setattr(classify, "read_checked", refuse)
+    monkeypatch.setattr(tokenizers, "read_checked", refuse)
     with pytest.raises(PermissionError, match=r"tokenizer_config\.json"):
-        classify.read_settings(tmp_path)
+        tokenizers.read_settings(tmp_path)
 
 
 # Standard input

@@ -28,11 +28,11 @@ from docs.literate.rows import PageError
 from experiments import mlm_tiny
 from labml_bert import modern_folder
 from labml_bert.checksums import SUMS
-from labml_bert.classify import read_max_length, read_settings
+from labml_bert.classify import read_max_length
 from labml_bert.data.pair_dataset import MANIFEST, open_dataset
 from labml_bert.data.text_files import read_documents, read_files
 from labml_bert.data.token_files import read_token_files, write_token_files
-from labml_bert.data.tokenizers import save_tokenizer
+from labml_bert.data.tokenizers import read_settings, save_tokenizer
 from labml_bert.files import read_tensors, write_tensors
 from labml_bert.fill_mask import fill_mask, load_model
 from labml_bert.heads import BertForSequenceClassification

@@ -31,7 +31,7 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from labml_bert.checksums import decode_line, encode_line
+from labml_bert.checksums import decode_line, encode_line, reading
 from labml_bert.data.corpora import BLOCKS, NAMES, Corpus, decode_file_name, load_corpus
 from labml_bert.data.text_files import Chunk, ReadChunks
 from labml_bert.data.tokenizers import SPECIAL_TOKENS, encode_texts, load_tokenizer, split_lines
@@ -272,7 +272,10 @@ def load_text_or_tokens(name: str) -> Corpus | TokenizedCorpus:
     path = Path(name)
     is_prepared = any((path / file).exists() for file in (BLOCKS, TRAIN, VALID))
     is_folder = name.strip() and name not in NAMES and is_prepared
-    return read_token_files(path) if is_folder else load_corpus(name)
+    if not is_folder:
+        return load_corpus(name)
+    with reading(path, BLOCKS, TRAIN, VALID, "tokenizer.json") as folder:
+        return read_token_files(folder)
 
 
 def check_blocks(folder: Path, blocks: Sequence[Block], itemsize: int) -> None:

@@ -20,6 +20,7 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import takewhile
 from pathlib import Path
+from typing import Any
 
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
@@ -339,3 +340,21 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path, **settings: object) -> No
         pieces = sorted(tokenizer.get_vocab().items(), key=lambda item: item[1])
         write_checked(folder / "vocab.txt", "\n".join(piece for piece, _ in pieces))
     write_checked(folder / "tokenizer_config.json", json.dumps(config | settings, indent=2))
+
+
+def read_settings(folder: Path) -> dict[str, Any]:
+    """
+    Returns the settings in `tokenizer_config.json`, or an empty dictionary if there is no such file.
+
+    Raises `ValueError` if the file is damaged, has been deleted, or isn't a JSON object, and `OSError` if it
+    can't be read.
+    """
+    path = folder / "tokenizer_config.json"
+    try:
+        data = read_checked(path)
+    except FileNotFoundError:
+        return {}
+    try:
+        return dict(parse_json(data))
+    except (ValueError, TypeError):
+        raise ValueError(f"{path} is not a JSON object; remove it or save the classifier again") from None

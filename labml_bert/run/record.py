@@ -23,7 +23,8 @@ from typing import Any
 import torch
 
 from labml_bert.checks import LARGEST_SIZE
-from labml_bert.files import file_state, partial_path, write_whole
+from labml_bert.checksums import file_state
+from labml_bert.files import partial_path, write_whole
 from labml_bert.stdout import console, display_path, print_note
 from labml_bert.training.device import choose_precision
 

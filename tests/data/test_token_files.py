@@ -560,6 +560,27 @@ def test_windows_come_from_the_file(tmp_path: Path, tokenizer: Tokenizer) -> Non
         MaskedText(corpus, other, 16, 256, 16, 0.15, generator=torch.Generator())
 
 
+# With fewer ids than before, the error of a mapped file would say that the disk is damaged.
+@pytest.mark.usefixtures("small_blocks")
+@pytest.mark.parametrize("other_parts", [1, 3])
+def test_token_files_that_are_replaced_while_they_are_read_are_refused(
+    other_parts: int, tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The ids would be those of one text, and the checksum and the tokenizer those of another."""
+    for name, parts in {"tokens": 2, "other": other_parts}.items():
+        corpus_of(tmp_path / name, tokenizer, write_text(tmp_path / f"{name}-text", parts))
+
+    def check_and_replace(folder: Path, *arguments: Any) -> None:
+        check_blocks(folder, *arguments)
+        folder.rename(tmp_path / "old")
+        (tmp_path / "other").rename(folder)
+
+    check_blocks = token_files.check_blocks
+    monkeypatch.setattr(token_files, "check_blocks", check_and_replace)
+    with pytest.raises(ValueError, match=r"blocks\.jsonl was replaced while it was read; try again"):
+        load_text_or_tokens(str(tmp_path / "tokens"))
+
+
 def test_load_text_or_tokens(tmp_path: Path, tokenizer: Tokenizer) -> None:
     files = write_text(tmp_path / "text")
     corpus_of(tmp_path / "tokens", tokenizer, files)
