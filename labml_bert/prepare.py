@@ -200,7 +200,7 @@ def main(argv: list[str] | None = None) -> None:
     path = display_path(options.output)
     # If the folder has the name of a built-in text, `--corpus` would choose that text.
     path = f"./{path}" if path in NAMES else path
-    example = command("experiments/own_language.py", "--corpus", path)
+    example = command("-m", "experiments.own_language", "--corpus", path)
     console.print(f"  {example}\n")
 
 

@@ -619,7 +619,7 @@ def test_prepare_and_train(
     monkeypatch.chdir(tmp_path)
     prepare.main(["text", "--output", "tokens", "--vocab-size", "200"])
     out = capsys.readouterr().out
-    assert "3 files" in out and "own_language.py --corpus tokens" in out
+    assert "3 files" in out and "-m experiments.own_language --corpus tokens" in out
     sizes = [*SIZES, "--hidden-size=16", "--max-position-embeddings=16"]
     main_in_process(
         monkeypatch,
@@ -720,7 +720,7 @@ def test_a_short_text_needs_no_token_files(
     (tmp_path / "short.txt").write_text("the cat sees the dog\n" * 9)
     prepare.main(["short.txt", "--output", "tokens", "--vocab-size", "50"])
     out = capsys.readouterr().out
-    assert "Train on the text itself" in out and "own_language.py" not in out
+    assert "Train on the text itself" in out and "own_language" not in out
 
 
 @pytest.mark.parametrize(
