@@ -8,8 +8,7 @@ they load without an error.
 When we save a model, we write the sha256 of its weights, its configuration and its tokenizer to `SHA256SUMS`
 in the same folder. Whenever we read one of these files, we check it. You can check them all with
 `sha256sum --check SHA256SUMS`. If you change a file yourself, remove its line from that list. A file that
-isn't listed, such as one from another program, isn't checked. `reading` notices if files are replaced while
-we read them, because each could then match a list of its own.
+isn't listed, such as one from another program, isn't checked.
 
 Programs append to a file of JSON lines, so each line starts with a checksum of its own:
 
@@ -164,8 +163,8 @@ def reading(folder: Path, *names: str) -> Iterator[Path]:
     Yields the folder, from which the `with` block reads the files with these `names`. If `folder` is a link,
     yields its target, because the link could be redirected meanwhile.
 
-    Raises `ValueError` after the block if one of the files has been replaced, created or deleted. The block
-    could have read files that don't belong together. Its own `ValueError` then says something else.
+    Raises `ValueError` after the block if one of the files has been replaced, created or deleted, because the
+    block may have read files that don't belong together. If the block fails too, its error is left out.
     """
     target = os.path.realpath(folder)
     folder = folder if os.path.abspath(folder) == target else Path(target)

@@ -56,25 +56,20 @@ def load_model(folder: Path) -> tuple[BertForMaskedLM | ModernBertForMaskedLM, T
     if one of its files is replaced meanwhile.
     """
     with reading(folder, *MODEL_FILES) as path:
-        return load_model_files(path)
-
-
-def load_model_files(folder: Path) -> tuple[BertForMaskedLM | ModernBertForMaskedLM, Tokenizer]:
-    """Does the work of `load_model`."""
-    if (folder / "config.json").is_file() or (folder / "model.safetensors").is_file():
-        is_modern = read_json(folder).get("model_type") == "modernbert"
-        model = (
-            modern_folder.from_pretrained(folder) if is_modern else BertForMaskedLM.from_pretrained(folder)
-        )
-    else:
-        metadata, tensors = load_checkpoint(folder)
-        weights = with_prefix(tensors, "model.")
-        try:
-            model = build_model(metadata["configuration"]["model"], weights, folder / CHECKPOINT)
-        except (KeyError, TypeError):
-            raise ValueError(f"{folder} is not a run of a masked language model; use another run") from None
-        load_weights(model, weights, folder / CHECKPOINT)
-    return model.eval(), load_tokenizer(folder / "tokenizer.json", model.config.vocab_size)
+        if (path / "config.json").is_file() or (path / "model.safetensors").is_file():
+            is_modern = read_json(path).get("model_type") == "modernbert"
+            model = (
+                modern_folder.from_pretrained(path) if is_modern else BertForMaskedLM.from_pretrained(path)
+            )
+        else:
+            metadata, tensors = load_checkpoint(path)
+            weights = with_prefix(tensors, "model.")
+            try:
+                model = build_model(metadata["configuration"]["model"], weights, path / CHECKPOINT)
+            except (KeyError, TypeError):
+                raise ValueError(f"{path} is not a run of a masked language model; use another run") from None
+            load_weights(model, weights, path / CHECKPOINT)
+        return model.eval(), load_tokenizer(path / "tokenizer.json", model.config.vocab_size)
 
 
 def build_model(
