@@ -189,21 +189,21 @@ def split_documents(name: str, documents: dict[str, str]) -> Corpus:
     ## What is held out
 
     Holds out about a tenth of the text. Chooses whole documents by a hash of their names, so the choice looks
-    random, and adding a document usually changes it little. If the chosen documents fill less than half of
-    the tenth, holds out the end of the longest document too, cut at a line end if one is near. If there is
-    only one document, it's cut near nine tenths of its length. Drops documents that have no text.
+    random, and adding a document usually changes it little. Chooses at most a third of the documents, because
+    beside a very long one, all others together can be less than a tenth. If the chosen documents fill less
+    than half of the tenth, holds out the end of the longest document too, cut at a line end if one is near.
+    A single document is cut near nine tenths of its length. Drops documents without text.
     """
     documents = {key: text for key, text in documents.items() if text.strip()}
     total = sum(map(len, documents.values()))
     valid: set[str] = set()
     room = total / 10
     for key in sorted(documents, key=lambda key: hashlib.sha256(key.encode()).digest()):
-        if len(documents[key]) <= room:
+        if len(documents[key]) <= room and len(valid) < len(documents) // 3:
             valid.add(key)
             room -= len(documents[key])
     if room > total / 20:
-        longest = max(documents, key=lambda key: len(documents[key]))
-        text = documents[longest]
+        longest, text = max(documents.items(), key=lambda item: len(item[1]))
         split = max(0, len(text) - int(room))
         # Cut at a line end only if one is near. With an earlier line end, far more text would be held out.
         split = text.rfind("\n", max(0, split - int(room / 2)), split) + 1 or split

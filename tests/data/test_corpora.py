@@ -94,6 +94,13 @@ def test_the_end_of_a_dominant_document_is_held_out() -> None:
     assert sum(map(len, corpus.train + corpus.valid)) == 10_010
 
 
+def test_beside_a_long_document_most_short_ones_are_training_text() -> None:
+    short = {f"note {i}": f"note {i} " * 100 for i in range(15)}
+    corpus = split_documents("x", {"log": "line\n" * 100_000, **short})
+    assert len({*short.values()} & {*corpus.train}) == 10 and len({*short.values()} & {*corpus.valid}) == 5
+    assert 0.09 < corpus.valid_characters / (corpus.train_characters + corpus.valid_characters) < 0.11
+
+
 def test_a_tenth_is_held_out_even_if_lines_are_long() -> None:
     for text in ("A title\n" + "word " * 20_000, "\n".join("word " * n for n in (2_000, 4_000, 14_000))):
         corpus = split_documents("x", {"x": text})
