@@ -26,16 +26,13 @@ def mask_held_out(
     windows: Tensor, make_masker: Callable[[torch.Generator, float], TokenMasker]
 ) -> MaskedTokens:
     """
-    Masks windows `(N, T)` with the masker that `make_masker(generator, mlm_probability)` returns. Windows
-    without labels come last, because evaluations during training use only the first windows. A window of
-    `[UNK]` alone has no labels.
+    Masks windows `(N, T)` with the masker that `make_masker(generator, mlm_probability)` returns.
 
     Raises `ValueError` if the masker chooses none of the tokens.
     """
-    input_ids, labels = make_masker(held_out_generator(), HELD_OUT_MLM_PROBABILITY)(windows)
-    check_labels([labels])
-    order = (labels == IGNORE).all(1).byte().argsort(stable=True)
-    return MaskedTokens(input_ids[order], labels[order])
+    masked = make_masker(held_out_generator(), HELD_OUT_MLM_PROBABILITY)(windows)
+    check_labels([masked.labels])
+    return masked
 
 
 def check_labels(labels: Iterable[Tensor]) -> None:

@@ -92,8 +92,7 @@ class PairedText:
 
     def held_out_pairs(self, length: int) -> list[dict[str, Tensor]]:
         """
-        Returns the held-out pairs in batches, with the same masks in every run. Batches without labels come
-        last, because evaluations during training use only the first batches.
+        Returns the held-out pairs in batches, with the same masks in every run.
 
         Raises `ValueError` if no token of the pairs is chosen for masking.
         """
@@ -102,7 +101,7 @@ class PairedText:
         collator = PairCollator(self.tokenizer, None, length, held_out_generator())
         batches = [collator(rows[start : start + 64]) for start in range(0, len(rows), 64)]
         check_labels(batch["labels"] for batch in batches)
-        return sorted(batches, key=lambda batch: bool((batch["labels"] == IGNORE).all()))
+        return batches
 
     def build(self, documents: list[str], name: str, arguments: DatasetArguments) -> "Dataset":
         """

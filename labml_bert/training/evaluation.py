@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from labml_bert.mlm import MaskedLMOutput, MaskedTokens, masked_accuracy
+from labml_bert.mlm import IGNORE, MaskedLMOutput, MaskedTokens, masked_accuracy
 from labml_bert.models import PreTrainingOutput
 from labml_bert.training.trainer import Trainer
 
@@ -24,13 +24,15 @@ def evaluate_masked_lm(
     ## A masked language model
 
     Returns the `loss`, in nats per masked token, and the `accuracy`. `held_out` contains `N` windows of `T`
-    tokens. If `tokens` is set, uses only the first `tokens // T` windows, but at least one. Afterwards, the
-    model is in train mode."""
+    tokens. If `tokens` is set, uses only the first `tokens // T` windows, but at least as many as it takes to
+    have a label. Afterwards, the model is in train mode."""
     model, device = trainer.model, trainer.device
     model.eval()
     loss = correct = count = 0.0
     N, T = held_out.input_ids.shape
     windows = N if tokens is None else min(N, max(1, tokens // T))
+    # Windows of tokens outside the vocabulary have no labels.
+    windows = max(windows, int((held_out.labels != IGNORE).any(1).byte().argmax()) + 1)
     rows = max(1, 8192 // T)
     for start in range(0, windows, rows):
         end = min(start + rows, windows)
@@ -56,11 +58,13 @@ def evaluate_pretraining(
     Returns the `loss` and `accuracy` on masked tokens, which you can compare with the baselines. For the
     sentence pairs, returns their number, the loss, the accuracy, the accuracy of always choosing the majority
     class (`next_sentence_chance`), and the standard error that an accuracy at that level has with this number
-    of pairs. If `batches` is set, uses at most that many batches. Afterwards, the model is in train mode."""
+    of pairs. If `batches` is set, uses only that many batches, but at least as many as it takes to have a
+    label. Afterwards, the model is in train mode."""
     model = trainer.model
     model.eval()
     loss = correct = count = pairs = pairs_correct = random = pair_loss = 0.0
-    for batch in held_out[:batches]:
+    first = next((i for i, batch in enumerate(held_out) if (batch["labels"] != IGNORE).any()), 0)
+    for batch in held_out[: None if batches is None else max(batches, first + 1)]:
         batch = {key: value.to(trainer.device) for key, value in batch.items()}
         with trainer.autocast():
             output: PreTrainingOutput = model(**batch)

@@ -737,19 +737,6 @@ def test_runs_with_other_options_have_other_pairs(
     assert pairs() == expected
 
 
-def test_held_out_pairs_without_labels_come_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A text may start in a language outside the vocabulary. Quick evaluations read only the start."""
-    monkeypatch.setattr(paired_text, "cache_folder", lambda: tmp_path)
-    texts = [small_text(30, seed) for seed in range(20)]
-    tokenizer = wordpiece_tokenizer(texts, 200)
-    valid = ["\n\n".join(["μῆνιν ἄειδε θεά"] * 8)] * 400 + texts[16:]
-    text = PairedText(
-        Corpus("small", texts[:16], valid), tokenizer, [32], 512, "dynamic", torch.Generator(), dupe_factor=1
-    )
-    are_empty = [bool((batch["labels"] == IGNORE).all()) for batch in text.held_out]
-    assert are_empty == sorted(are_empty) and 0 < sum(are_empty) < len(are_empty)
-
-
 def test_two_builds_in_one_folder_wait_for_each_other(tmp_path: Path) -> None:
     second_build = threading.Thread(target=build_small_dataset, args=[tmp_path])
     with files.lock(tmp_path):
