@@ -64,14 +64,13 @@ class TokenMasker:
     mask_replace_prob: float = 0.8
     random_replace_prob: float = 0.1
     max_predictions_per_seq: int | None = None
-    """
-    If you set this limit, the number of tokens chosen from each row isn't random: it's `mlm_probability`
+    """If you set this limit, the number of tokens chosen from each row isn't random: it's `mlm_probability`
     times the number of ordinary tokens, rounded, but at least 1 and at most the limit. (The original code
     counts special tokens, too.) With `word_ids`, fewer tokens can be chosen, because a word's tokens are
-    chosen together or not at all.
-    """
+    chosen together or not at all."""
     generator: torch.Generator | None = None
-    """Keeps the masks independent of other random draws. It must be on the same device as the batch."""
+    """Keeps the masks independent of other random draws. It must be on the device of the batch, and not in
+    a `DataLoader` with workers: each worker would draw the same masks."""
 
     def __post_init__(self) -> None:
         self.is_special = torch.zeros(self.vocab_size, dtype=torch.bool)

@@ -10,7 +10,7 @@ A chapter is a Markdown file in `docs/pages`. Beyond Markdown, it can use:
 - **Figures.** An expression on a line of its own may return HTML: `{{ chart("small") }}`.
 - **Samples.** The tests run each fence marked `python`, all fences of a page in order and in one
   process. A fence marked `output` right below holds what the sample printed: the tests compare it, and
-  `python -m docs.literate.samples` updates it. A fence marked `py` is displayed but not run.
+  `python -m docs samples` updates it. A fence marked `py` is displayed but not run.
 - **Asides.** `!!! aside` followed by an indented paragraph appears in the margin.
 - **Folds.** What stands between the lines `<!-- fold: Title -->` and `<!-- end of fold -->` is folded until a
   reader clicks on the title.

@@ -3,17 +3,15 @@
 
 The code in a chapter runs. All fences of a page that are marked `python` form one program, in order; a fence
 marked `output` below one of them is what it printed. The tests compare the two, and
-`python -m docs.literate.samples docs/pages/some.md` updates the output in the page. The samples of a page run
+`python -m docs samples docs/pages/some.md` updates the output in the page. The samples of a page run
 in an empty folder, so they can write files.
 """
 
 import contextlib
 import io
 import re
-import sys
 import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 SAMPLE = re.compile(
@@ -24,7 +22,10 @@ SAMPLE = re.compile(
 
 
 def run_samples(text: str, page: str) -> Iterator[tuple[re.Match[str], str]]:
-    """Yields each sample of a page with what it prints, in order. An exception in a sample is not caught."""
+    """
+    Yields each sample of a page with what it prints, in order. The last line gets a line end if it has none.
+    An exception in a sample is not caught.
+    """
     names: dict[str, Any] = {"__name__": "__main__"}
     with tempfile.TemporaryDirectory() as folder:
         for match in SAMPLE.finditer(text):
@@ -34,7 +35,7 @@ def run_samples(text: str, page: str) -> Iterator[tuple[re.Match[str], str]]:
             output = io.StringIO()
             with contextlib.chdir(folder), contextlib.redirect_stdout(output):
                 exec(compile(above + code, page, "exec"), names)
-            yield match, output.getvalue()
+            yield match, re.sub(r"(?<=[^\n])\Z", "\n", output.getvalue())
 
 
 def indent_lines(text: str, indent: str) -> str:
@@ -53,13 +54,3 @@ def update_outputs(text: str, page: str) -> str:
         parts.append(code + block + (match["gap"] if not match["whole"] else ""))
         end = match.end()
     return "".join(parts) + text[end:]
-
-
-if __name__ == "__main__":
-    for name in sys.argv[1:]:
-        path = Path(name)
-        if not path.is_file():
-            sys.exit(f"error: there is no page at {name}")
-        part = path.with_name(f"{path.name}.part")
-        part.write_text(update_outputs(path.read_text("utf-8"), name), "utf-8")
-        part.replace(path)

@@ -19,7 +19,7 @@ def test_samples_print_what_the_page_shows(path: Path) -> None:
     for match, output in run_samples(path.read_text("utf-8"), str(path)):
         expected = re.sub(rf"^{match['indent']}", "", match["output"] or "", flags=re.M)
         line = path.read_text("utf-8").count("\n", 0, match.start()) + 1
-        assert output == expected, f"{path.name}:{line}; run: python -m docs.literate.samples {path.name}"
+        assert output == expected, f"{path.name}:{line}; run: python -m docs samples {path.name}"
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)

@@ -210,6 +210,29 @@ def test_the_module_table_in_the_readme_is_up_to_date() -> None:
     assert with_module_table(SITE, read_sources(ROOT, SITE.folders), text) == text, "run: make readme"
 
 
+def test_samples_are_updated_unless_somebody_edits_the_page(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text('```python\nprint("one line", end="")\n```\n', "utf-8")
+    for _ in range(2):
+        main(["samples", str(page)])
+        text = page.read_text("utf-8")
+        assert text == '```python\nprint("one line", end="")\n```\n\n```output\none line\n```\n'
+    text += f"\n```python\nprint(open({str(page)!r}, 'a').write('mine'))\n```\n"
+    page.write_text(text, "utf-8")
+    with pytest.raises(PageError, match=r"page\.md was edited meanwhile; run the command again"):
+        main(["samples", str(page)])
+    assert page.read_text("utf-8") == f"{text}mine" and [*tmp_path.iterdir()] == [page]
+
+
+def test_without_the_packages_of_the_site_the_command_exits_with_2(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import sys\nsys.modules['nbformat'] = None\n")
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
+    command = [sys.executable, "-m", "docs", "readme"]
+    process = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert process.returncode == 2
+    assert process.stderr == "error: nbformat is not installed; make site installs it\n"
+
+
 @pytest.mark.long
 def test_the_readme_is_replaced_only_as_a_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A full disk leaves the old text."""
