@@ -148,7 +148,7 @@ def check_digest(path: Path, digest: str) -> None:
 def file_state(path: Path) -> tuple[int, int] | None:
     """
     Returns the file's inode and modification time in nanoseconds, or `None` if there is no file. Raises
-    `OSError` if the folder can't be read.
+    `OSError` if the system can't look the file up.
     """
     try:
         status = path.stat()
@@ -160,11 +160,12 @@ def file_state(path: Path) -> tuple[int, int] | None:
 @contextlib.contextmanager
 def reading(folder: Path, *names: str) -> Iterator[Path]:
     """
-    Yields the folder, from which the `with` block reads the files with these `names`. If `folder` is a link,
-    yields its target, because the link could be redirected meanwhile.
+    Checks that the files called `names` in `folder` stay the same while the `with` block reads them.
+    Otherwise, the block could read the weights of one model and the tokenizer of another. Yields the folder
+    to read from. If `folder` is a link, that's the folder it points to, even if the link changes later.
 
-    Raises `ValueError` after the block if one of the files has been replaced, created or deleted, because the
-    block may have read files that don't belong together. If the block fails too, its error is left out.
+    Raises `ValueError` after the block if one of the files has been replaced, created or deleted. If that made
+    the block raise a `ValueError`, this one is raised in its place.
     """
     target = os.path.realpath(folder)
     folder = folder if os.path.abspath(folder) == target else Path(target)

@@ -21,7 +21,7 @@ from labml_bert.checksums import check_digest, file_sha256, parse_json, read_che
 from labml_bert.files import unreadable
 from labml_bert.modern import ModernBertConfig
 
-# The files that a model and its tokenizer are read from.
+# A model and its tokenizer are in these files.
 MODEL_FILES = ("config.json", "model.safetensors", "tokenizer.json")
 # The largest `config.json` to read, in bytes. That of a classifier has the name of each class twice, in
 # `id2label` and in `label2id`.
