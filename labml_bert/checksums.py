@@ -160,12 +160,10 @@ def file_state(path: Path) -> tuple[int, int] | None:
 @contextlib.contextmanager
 def reading(folder: Path, *names: str) -> Iterator[Path]:
     """
-    Checks that the files called `names` in `folder` stay the same while the `with` block reads them.
-    Otherwise, the block could read the weights of one model and the tokenizer of another. Yields the folder
-    to read from. If `folder` is a link, that's the folder it points to, even if the link changes later.
+    Yields the folder to read the files `names` from. If `folder` is a link, this is the folder it points to.
 
-    Raises `ValueError` after the block if one of the files has been replaced, created or deleted. If that made
-    the block raise a `ValueError`, this one is raised in its place.
+    Raises `ValueError` after the `with` block if one of the files has been replaced, created or deleted. The
+    block could have read the weights of one model and the tokenizer of another.
     """
     target = os.path.realpath(folder)
     folder = folder if os.path.abspath(folder) == target else Path(target)

@@ -58,8 +58,8 @@ def evaluate_pretraining(
     Returns the `loss` and `accuracy` on masked tokens, which you can compare with the baselines. For the
     sentence pairs, returns their number, the loss, the accuracy, the accuracy of always choosing the majority
     class (`next_sentence_chance`), and the standard error that an accuracy at that level has with this number
-    of pairs. If `batches` is set, uses the first `batches` batches, and goes on to the first batch with a label
-    if none of these has one. Afterwards, the model is in train mode."""
+    of pairs. If `batches` is set, uses only so many batches, and goes on to the first batch with a label if
+    none of these has one. Afterwards, the model is in train mode."""
     model = trainer.model
     model.eval()
     loss = correct = count = pairs = pairs_correct = random = pair_loss = 0.0
