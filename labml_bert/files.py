@@ -130,7 +130,9 @@ def encoding_error(path: Path, error: UnicodeDecodeError, data: bytes, location:
 
 def unreadable(path: object, reason: str | None) -> ValueError:
     """Returns the error for a file or folder that can't be read. `reason` is the system's."""
-    return ValueError(f"cannot read {path}: {reason}; make it readable")
+    is_missing = reason == os.strerror(errno.ENOENT)
+    remedy = "name a file that exists" if is_missing else "make it readable"
+    return ValueError(f"cannot read {path}: {reason}; {remedy}")
 
 
 def is_unreadable_folder(folder: Path) -> bool:
@@ -157,7 +159,7 @@ def read_lines(data: bytes) -> list[str]:
     """
     text = data.decode("utf-8-sig", "surrogateescape")
     if not text.strip():
-        raise ValueError("there is no text; pass one as an argument, or one per line to standard input")
+        raise ValueError("there is no text; pass texts as arguments, or one per line to standard input")
     lines = without_nul(text, "the input").removesuffix("\n").split("\n")
     return [line.removesuffix("\r") for line in lines]
 

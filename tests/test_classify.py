@@ -514,7 +514,7 @@ def test_predict_says_what_the_model_does_not_read(
         (b"one\n\ntwo\n", "line 2 is empty; write some text, or leave it out"),
         (b"one\n\n", "line 2 is empty"),
         (b"one\n\xff\n", "line 2 has bytes that are not UTF-8"),
-        (b" \n\n", "there is no text; pass one as an argument, or one per line"),
+        (b" \n\n", "there is no text; pass texts as arguments, or one per line"),
     ],
 )
 def test_a_blank_line_of_standard_input_is_an_error(

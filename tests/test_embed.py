@@ -284,7 +284,7 @@ def test_the_table_has_the_most_similar_text_first(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["the dog"], "there is no text; pass one as an argument"),
+        (["the dog"], "there is no text; pass texts as arguments"),
         (["", "dog"], "the text '' has no tokens"),
         (["dog", "\udcff"], "text 2 has bytes that are not UTF-8"),
         (["dog", "dog", "--run", "nowhere"], "there is no run at nowhere"),

@@ -178,11 +178,19 @@ def test_the_lines_of_a_text() -> None:
     assert files.read_lines(b"one\xff\n") == ["one\udcff"]
     for blank in (b"", b"\n \n", b"\xef\xbb\xbf\n"):
         with pytest.raises(
-            ValueError, match=r"^there is no text; pass one as an argument, or one per line to sta"
+            ValueError, match=r"^there is no text; pass texts as arguments, or one per line to sta"
         ):
             files.read_lines(blank)
     with pytest.raises(ValueError, match=r"^the input has NUL characters, .* save its text in UTF-8$"):
         files.read_lines(b"a\0b\n")
+
+
+def test_a_missing_file_has_another_remedy() -> None:
+    messages = [str(files.unreadable("x", os.strerror(number))) for number in (errno.ENOENT, errno.EIO)]
+    assert messages == [
+        "cannot read x: No such file or directory; name a file that exists",
+        "cannot read x: Input/output error; make it readable",
+    ]
 
 
 NOT_TEXT = "compressed, or not a text; save its text in a file, in UTF-8"

@@ -36,7 +36,8 @@ from docs.literate.names import Sources, Symbol, description, summary
 from docs.literate.prose import TOKEN, names_in_chapter, render_prose
 from docs.literate.rows import PageError, read_page
 
-EXPRESSION = re.compile(r"\{\{ (.+?) \}\}", re.S)
+# The last braces of a page may have no end.
+EXPRESSION = re.compile(r"\{\{ (?:(.+?) \}\})?", re.S)
 FRONT = re.compile(r"\A---\n(.*?)\n---\n", re.S)
 
 
@@ -141,6 +142,8 @@ def chapter(path: Path, name: str, sources: Sources, names: dict[str, Any], term
 
     def evaluate_match(match: re.Match[str]) -> str:
         try:
+            if match[1] is None:
+                raise PageError("{{ without }}; close it, or write it in a fence or between backticks")
             value = evaluate(match[1].strip(), names)
         except PageError as error:
             line = text.count("\n", 0, match.start()) + 1

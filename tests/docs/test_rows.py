@@ -221,6 +221,9 @@ def test_a_chapter(tmp_path: Path) -> None:
     path.write_text("one\n\ntwo {{ nothing }}\n")
     with pytest.raises(PageError, match=r"^docs/pages/chapter.md:3: .*no name 'nothing'"):
         chapter(path, "chapter", sources, {}, [])
+    path.write_text("one `{{ 1` two\n\n{{ 1 } } three\n")
+    with pytest.raises(PageError, match=r"^docs/pages/chapter.md:3: {{ without }}"):
+        chapter(path, "chapter", sources, {}, [])
 
 
 def test_samples_run_in_order_and_are_rewritten() -> None:
