@@ -202,20 +202,21 @@ def hardware(device: torch.device, precision: str) -> dict[str, Any]:
 
 
 def origin() -> dict[str, str | None]:
-    """Today's date in UTC, and the commit, or `None` if the code has uncommitted changes or git fails."""
-    python_files = [":(top)labml_bert/*.py", ":(top)experiments/*.py"]
-    is_committed = git("status", "--porcelain", "--", *python_files) == ""
-    commit = git("rev-parse", "HEAD") if is_committed else None
+    """
+    Today's date in UTC, and the commit, or `None` if the code has uncommitted changes, isn't in a repository,
+    or git fails. A repository of another project may surround it, so check that git tracks this file.
+    """
+    is_tracked = git("ls-files", "--", __file__)
+    is_unchanged = git("status", "--porcelain", "--", "labml_bert/*.py", "experiments/*.py") == ""
+    commit = git("rev-parse", "HEAD") if is_tracked and is_unchanged else None
     return {"date": time.strftime("%Y-%m-%d", time.gmtime()), "commit": commit}
 
 
 def git(*words: str) -> str | None:
-    """Returns what git prints in the folder of this file, or `None` if it fails or isn't installed."""
-    command = ["git", "--no-optional-locks", *words]
+    """Returns what git prints in the project's folder, or `None` if it fails or isn't installed."""
+    command, folder = ["git", "--no-optional-locks", *words], Path(__file__).parents[2]
     try:
-        result = subprocess.run(
-            command, capture_output=True, text=True, check=True, cwd=Path(__file__).parent
-        )
+        result = subprocess.run(command, capture_output=True, text=True, check=True, cwd=folder)
     except (OSError, subprocess.CalledProcessError):
         return None
     return result.stdout.strip()

@@ -135,20 +135,31 @@ def test_all_published_records_are_recognized() -> None:
 def test_a_record_names_the_commit_only_if_it_has_the_code(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    module = tmp_path / "labml_bert" / "run" / "record.py"
+    # The project is in a folder of another repository.
+    project = tmp_path / "third_party" / "labml_bert"
+    module = project / "labml_bert" / "run" / "record.py"
     module.parent.mkdir(parents=True)
     module.write_text("")
     monkeypatch.setattr(record_module, "__file__", str(module))
-    assert origin()["commit"] is None
-    for words in (
-        ["init", "--quiet"],
-        ["add", "."],
-        ["-c", "user.name=A", "-c", "user.email=a@example.org", "commit", "--quiet", "-m", "One"],
-    ):
+
+    def run_git(*words: str) -> None:
         subprocess.run(["git", *words], cwd=tmp_path, check=True)
+
+    assert origin()["commit"] is None
+    run_git("init", "--quiet")
+    commit_all = ["-c", "user.name=A", "-c", "user.email=a@example.org", "commit", "--quiet", "-m", "One"]
+    # The other repository has commits, but doesn't contain the project.
+    for ignored in ("", "third_party\n"):
+        (tmp_path / ".gitignore").write_text(ignored)
+        run_git("add", ".gitignore")
+        run_git(*commit_all)
+        assert origin()["commit"] is None
+    (tmp_path / ".gitignore").unlink()
+    run_git("add", ".")
+    run_git(*commit_all)
     commit = origin()["commit"]
     assert commit is not None and len(commit) == 40
-    (tmp_path / "labml_bert" / "notes.md").write_text("A text changes no result.")
+    (project / "labml_bert" / "notes.md").write_text("A text changes no result.")
     assert origin()["commit"] == commit
     for path in (module, module.with_name("new.py")):
         path.write_text("x = 1")
