@@ -171,8 +171,8 @@ def chapter(path: Path, name: str, sources: Sources, names: dict[str, Any], term
     else:
         body = link_terms(body, terms, name)
     body = render_prose(body, name, names_in_chapter(sources), where)
-    body = re.sub(r"^```output$", '```text { .output data-search-exclude="" }', body, flags=re.M)
-    body = re.sub(r"^``` ?py(?:thon)?$", "```python", body, flags=re.M)
+    body = re.sub(r"^(`{3,})output$", r'\1text { .output data-search-exclude="" }', body, flags=re.M)
+    body = re.sub(r"^(`{3,}) ?py(?:thon)?$", r"\1python", body, flags=re.M)
     body = re.sub(r"<!--(\d+)-->", lambda match: finished_html[int(match[1])], body)
     added = {"description": lead, "maths": 'class="katex' in body, "source": where}
     added_lines = "".join(f"{key}: {json.dumps(value)}\n" for key, value in added.items())

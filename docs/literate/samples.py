@@ -14,9 +14,11 @@ import tempfile
 from collections.abc import Iterator
 from typing import Any
 
+from docs.literate.prose import fence_code
+
 SAMPLE = re.compile(
-    r"^(?P<indent>[ ]*)```[ ]?python\n(?P<code>.*?)^(?P=indent)```[ ]*\n"
-    r"(?P<gap>\n*)(?P<whole>(?P=indent)```output\n(?P<output>.*?)^(?P=indent)```[ ]*\n)?",
+    r"^(?P<indent>[ ]*)(?P<fence>`{3,})[ ]?python\n(?P<code>.*?)^(?P=indent)(?P=fence)[ ]*\n(?P<gap>\n*)"
+    r"(?P<whole>(?P=indent)(?P<f>`{3,})output\n(?P<output>.*?)^(?P=indent)(?P=f)[ ]*\n)?",
     re.S | re.M,
 )
 
@@ -50,7 +52,7 @@ def update_outputs(text: str, page: str) -> str:
         indent = match["indent"]
         parts.append(text[end : match.start()])
         code = text[match.start() : match.start("gap")]
-        block = f"\n{indent}```output\n{indent_lines(output, indent)}{indent}```\n" if output else ""
-        parts.append(code + block + (match["gap"] if not match["whole"] else ""))
+        block = "\n" + fence_code("output", output.removesuffix("\n")) if output else ""
+        parts.append(code + indent_lines(block, indent) + (match["gap"] if not match["whole"] else ""))
         end = match.end()
     return "".join(parts) + text[end:]

@@ -231,7 +231,11 @@ def test_samples_run_in_order_and_are_rewritten() -> None:
     text += "    ```output\n    3\n    ```\n"
     assert [output for _, output in run_samples(text, "page")] == ["", "2\n"]
     assert update_outputs(text, "page") == text.replace("    3\n", "    2\n")
-    assert update_outputs(update_outputs(text, "page"), "page") == update_outputs(text, "page")
+    for page in (text, '```python\nprint("# Card\\n\\n```sh\\nmake train\\n```\\n\\nend")\n```\n\nAfter.\n'):
+        once = update_outputs(page, "page")
+        assert update_outputs(once, "page") == once
+    # The fence of an output is longer than any in it.
+    assert once.endswith("\n\n````output\n# Card\n\n```sh\nmake train\n```\n\nend\n````\n\nAfter.\n")
 
 
 def test_an_experiment_shows_its_runs() -> None:
