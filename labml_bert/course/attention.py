@@ -196,6 +196,12 @@ STEPS = (
                 "You detach the attention weights, so queries and keys learn nothing.",
             ),
             Mistake(
+                "weights returned after dropout",
+                "weights = scores.softmax(dim=-1)",
+                "weights = self.dropout(scores.softmax(dim=-1))",
+                "You return the attention weights after dropout. Return them as they are before it.",
+            ),
+            Mistake(
                 "heads not joined in order",
                 "context.transpose(1, 2).flatten(2)",
                 "context.reshape(context.size(0), context.size(2), -1)",

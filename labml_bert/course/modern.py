@@ -261,6 +261,13 @@ STEPS = (
                 "Without any label, your loss is 0/0, which is NaN. It must be 0.",
             ),
             Mistake(
+                "loss in bfloat16",
+                "logits.float()",
+                "logits",
+                "Your loss has the type of the logits, and bfloat16 would round it to a multiple of 1/64. "
+                "Convert the logits to float32 first.",
+            ),
+            Mistake(
                 "encoder detached",
                 "self.head(x[is_labeled])",
                 "self.head(x[is_labeled].detach())",

@@ -42,6 +42,12 @@ STEPS = (
                 "often as the others, and the last document never.",
             ),
             Mistake(
+                "another generator",
+                "generator.randrange(len(self.documents) - 1)",
+                "random.randrange(len(self.documents) - 1)",
+                "You draw a random number without the argument `generator`, so nobody can repeat your pairs.",
+            ),
+            Mistake(
                 "always the beginning",
                 "document[generator.randrange(len(document)) :]",
                 "document",
@@ -122,6 +128,18 @@ STEPS = (
                 "All your pairs are random. The probability is `random_next_prob`.",
             ),
             Mistake(
+                "another generator",
+                "generator.random() < self.random_next_prob",
+                "random.random() < self.random_next_prob",
+                "You draw a random number without the argument `generator`, so nobody can repeat your pairs.",
+            ),
+            Mistake(
+                "never a short pair",
+                "self.target_length(generator)",
+                "self.max_length - 3",
+                "None of your pairs is short. `self.target_length(generator)` says how long they should be.",
+            ),
+            Mistake(
                 "never random",
                 "a_end == end or generator.random() < self.random_next_prob",
                 "a_end == end",
@@ -168,6 +186,12 @@ STEPS = (
                 "0 if generator.random() < 0.5 else -1",
                 "-1",
                 "You always remove the last token, so the model rarely sees how a text ends.",
+            ),
+            Mistake(
+                "another generator",
+                "generator.random() < 0.5",
+                "random.random() < 0.5",
+                "You draw a random number without the argument `generator`, so nobody can repeat your pairs.",
             ),
             Mistake(
                 "always cut the second text",

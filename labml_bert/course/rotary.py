@@ -142,6 +142,13 @@ STEPS = (
                 "The attention weights have no dropout.",
             ),
             Mistake(
+                "dropout of the result",
+                "F.dropout(scores.softmax(dim=-1), dropout_prob) @ v",
+                "F.dropout(scores.softmax(dim=-1) @ v, dropout_prob)",
+                "You apply dropout to the result. Apply it to the attention weights, before you multiply "
+                "them by the values.",
+            ),
+            Mistake(
                 "no scaling",
                 "F.scaled_dot_product_attention(q, k, v, attention_mask, dropout_prob)",
                 "F.scaled_dot_product_attention(q, k, v, attention_mask, dropout_prob, scale=1.0)",

@@ -61,7 +61,9 @@ def probe_attention(m: Any) -> Iterator[tuple[str, Any]]:
     context = module(x.requires_grad_(), x, mask, True)[0]
     yield "the gradients", gradients(context, {"hidden_states": x, **dict(module.named_parameters())})
     module.dropout = FixedDropout()
-    yield "the context vectors with dropout", module(x, x, mask, True)[0]
+    context, weights = module(x, x, mask, True)
+    yield "the context vectors with dropout", context
+    yield "the attention weights with dropout, which come before it", weights
     module.dropout = nn.Dropout(0.5)
     is_same = torch.equal(module.train()(x, x, mask)[0], module(x, x, mask)[0])
     yield "whether two calls in training mode have the same result without output_attentions", is_same

@@ -63,6 +63,8 @@ def probe_attend(m: Any) -> Iterator[tuple[str, Any]]:
         Near((weights == 0).float().mean().item(), 0.03),
     )
     yield "the mean of the weights with dropout, times 100", Near(100 * weights.mean().item(), 0.05)
+    sums = m.attend(0 * x, x, torch.ones(1, 1, 100, 4), None, 0.3)
+    yield "whether dropout sets a number of the result to 0", bool((sums == 0).any())
 
 
 def probe_attention(m: Any) -> Iterator[tuple[str, Any]]:
@@ -141,6 +143,7 @@ def probe_model(m: Any) -> Iterator[tuple[str, Any]]:
     yield "the output of a micro-batch", model(ids, labels, torch.tensor(9))
     yield "the loss with a single label", model(ids[:, :2], labels[:, :2]).loss
     yield "the loss without any label", model(ids, torch.full_like(ids, -100)).loss
+    yield "the type of the loss in bfloat16", str(model.bfloat16()(ids, labels).loss.dtype)
 
 
 PROBES: dict[str, Probe] = {

@@ -6,7 +6,7 @@ order, so the checks observe which pairs occur, how often, and whether any sente
 """
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -28,6 +28,14 @@ def maker(m: Any, **options: Any) -> Any:
     return m.PairMaker(DOCUMENTS, CLS, SEP, **{"max_length": 20, "short_seq_prob": 0.0, **options})
 
 
+def repeats(draw: Callable[[random.Random], Any]) -> tuple[str, bool]:
+    """Observes whether `draw(generator)` gives the same results for generators with the same seed."""
+    first, second = (
+        [draw(generator) for _ in range(50)] for generator in (random.Random(1), random.Random(1))
+    )
+    return "whether a generator with the same seed leads to the same results", first == second
+
+
 def probe_elsewhere(m: Any) -> Iterator[tuple[str, Any]]:
     generator, pairs = random.Random(0), maker(m)
     results = [(index, pairs.elsewhere(index, 5, generator)) for _ in range(300) for index in range(4)]
@@ -46,6 +54,7 @@ def probe_elsewhere(m: Any) -> Iterator[tuple[str, Any]]:
     yield "the results that occur", sorted({tuple(tokens) for _, tokens in results})
     short = [pairs.elsewhere(0, length, generator) for length in (0, -3) for _ in range(9)]
     yield "whether the result has at least one sentence if length is 0 or less", all(map(len, short))
+    yield repeats(lambda generator: pairs.elsewhere(0, 5, generator))
 
 
 def probe_pairs(m: Any) -> Iterator[tuple[str, Any]]:
@@ -79,6 +88,11 @@ def probe_pairs(m: Any) -> Iterator[tuple[str, Any]]:
     yield "the document that elsewhere must avoid", sorted({index for index, _ in requests})
     totals = {len(a) + length for a, (_, length) in zip(firsts, requests, strict=True)}
     yield "the length of A and the length asked of elsewhere, together, if the target is 9", sorted(totals)
+    requests.clear()
+    fake.short_seq_prob = 1.0
+    firsts = [a for a, *_ in collect(fake, 0)]
+    totals = {len(a) + length for a, (_, length) in zip(firsts, requests, strict=True)}
+    yield "these lengths together if short_seq_prob is 1", sorted(totals)
     short = maker(m, random_next_prob=0.0, max_length=5, lone_sentence_is_random=False)
     yield "the pairs of three long sentences, unless lone_sentence_is_random", collect(short, 1, 1)
     pairs = collect(maker(m), 0, 1000)
@@ -86,6 +100,10 @@ def probe_pairs(m: Any) -> Iterator[tuple[str, Any]]:
     for name, options in (("if", {}), ("unless", {"lone_sentence_is_random": False})):
         labels = [label for *_, label in collect(maker(m, **options), 2, 3)]
         yield f"the labels of a document with one sentence, {name} lone_sentence_is_random", labels
+    fake = maker(m, max_length=12)
+    fake.elsewhere = lambda index, length, generator: [100]
+    fake.assemble = lambda a, b, label, generator: (list(a), list(b), label)
+    yield repeats(lambda generator: list(fake.pairs_of(0, generator)))
 
 
 def probe_assemble(m: Any) -> Iterator[tuple[str, Any]]:
@@ -103,6 +121,7 @@ def probe_assemble(m: Any) -> Iterator[tuple[str, Any]]:
     equal = [tuple(pairs.assemble(a, [x + 10 for x in a], 0, generator).input_ids) for _ in range(500)]
     longer = {max(ids.index(SEP) - 1, 8 - ids.index(SEP)) for ids in equal}
     yield "the length of the longer text if 6 + 6 tokens have to become 7", sorted(longer)
+    yield repeats(lambda generator: pairs.assemble(a, b, 0, generator).input_ids)
 
 
 def probe_collate(m: Any) -> Iterator[tuple[str, Any]]:
@@ -158,7 +177,8 @@ def probe_tokens(m: Any) -> Iterator[tuple[str, Any]]:
     yield "the output with labels", model(IDS, labels)
     yield "the output with a mask", model(IDS, labels, attention_mask=MASK)
     yield "the loss if no token has a label", model(IDS, torch.full_like(IDS, -100)).loss
-    yield "the answer to labels of texts", raises(model, IDS, torch.tensor([1, 2]))
+    is_refused = raises(model, IDS, torch.tensor([1, 2])) != "no error"
+    yield "whether labels of texts, (B,), are refused", is_refused
     with torch.autocast("cpu", torch.bfloat16):
         yield "the type of the logits under autocast", str(model(IDS).logits.dtype)
     yield "the gradients", gradients(model(IDS).logits, dict(model.named_parameters()))
