@@ -210,6 +210,14 @@ SOLUTIONS = {
         n = max(1, int(kept.sum())) if num_pairs_in_batch is None else num_pairs_in_batch
         return -logp[kept].gather(1, labels[kept, None]).sum() / n
     """,
+    "heads.py:BertForTokenClassification.forward": """
+        x = self.bert(input_ids, **inputs)[0]
+        logits = self.classifier(self.dropout(x)).float()
+        if labels is None:
+            return ClassifierOutput(None, logits)
+        total = F.cross_entropy(logits.transpose(1, 2), labels, reduction="sum")
+        return ClassifierOutput(total / (labels != -100).sum().clamp(min=1), logits)
+    """,
     "modern.py:rotary_angles": """
         i = torch.arange(head_dim // 2)
         a = torch.einsum("bt,i->bti", position_ids.float(), 1 / theta ** (2 * i / head_dim))[:, None, None]
