@@ -189,6 +189,18 @@ STEPS = (
                 "must use the same random number.",
             ),
             Mistake(
+                "word ids of the first row",
+                "word_ids.clamp(min=0)",
+                "word_ids[:1].clamp(min=0).expand_as(draw)",
+                "You use the word ids of the first row for all rows. Each row has its own.",
+            ),
+            Mistake(
+                "the first two words as one",
+                "word_ids.clamp(min=0)",
+                "word_ids.clamp(min=1)",
+                "Your words 0 and 1 share a random number. Only the word id -1 must become a number from 0.",
+            ),
+            Mistake(
                 "words chosen by their length",
                 "word_ids, draw, count)",
                 "word_ids, self.rand(is_candidate), count)",

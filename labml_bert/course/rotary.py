@@ -172,6 +172,13 @@ STEPS = (
         ),
         mistakes=(
             Mistake(
+                "heads before queries, keys and values",
+                "unflatten(-1, (3, self.num_attention_heads, -1))",
+                "unflatten(-1, (self.num_attention_heads, 3, -1)).transpose(2, 3)",
+                "You split the width 3D into heads first. The first D numbers are all queries, so split it "
+                "into `(3, H, d)`.",
+            ),
+            Mistake(
                 "not rotated",
                 "q, k = rotate(qk, cos, sin).unbind(1)",
                 "q, k = qk.unbind(1)",

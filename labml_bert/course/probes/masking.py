@@ -80,6 +80,13 @@ def probe_choose(m: Any) -> Iterator[tuple[str, Any]]:
     yield "the number of words chosen only in part", int((result[:, ::2] != result[:, 1::2]).sum())
     yield "the fraction of words that are chosen", fraction(result, all_tokens, 0.02)
     yield "the fraction of the first words that are chosen", fraction(result[:, :2], all_tokens[:, :2], 0.1)
+    both = (result[:, 0] & result[:, 2]).float().mean().item()
+    yield "the fraction of rows in which the first two words are both chosen", Near(both, 0.06)
+    # In every second row, the words begin one token earlier.
+    result = masker(m).choose(all_tokens, (torch.arange(200) + torch.arange(200)[:, None] % 2) // 2)
+    parts = result[::2], result[1::2, 1:-1]
+    number = sum(int((part[:, ::2] != part[:, 1::2]).sum()) for part in parts)
+    yield "the number of words chosen only in part if the rows have different words", number
     outside = torch.where(torch.arange(200) < 100, words, -1)
     result = masker(m).choose(outside >= 0, outside)
     yield "whether some tokens are chosen if others have the word id -1", bool(result.any())

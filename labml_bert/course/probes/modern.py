@@ -68,10 +68,12 @@ def probe_attend(m: Any) -> Iterator[tuple[str, Any]]:
 
 
 def probe_attention(m: Any) -> Iterator[tuple[str, Any]]:
-    module = set_weights(m.ModernBertAttention(config(m, attention_dropout=0.5)))
+    # Four heads of width 6: with three heads, a mix-up of heads with queries, keys and values wouldn't show.
+    sizes = {"hidden_size": 24, "num_attention_heads": 4}
+    module = set_weights(m.ModernBertAttention(config(m, attention_dropout=0.5, **sizes)))
     module.out_drop = nn.Identity()
-    x, positions = numbers(2, 5, 12), torch.tensor([[0, 3], [4, 1]])
-    angles = numbers(1, 1, 1, 5, 2)
+    x, positions = numbers(2, 5, 24), torch.tensor([[0, 3], [4, 1]])
+    angles = numbers(1, 1, 1, 5, 3)
     rotary = (angles.cos().repeat(1, 1, 1, 1, 2), torch.cat((-angles.sin(), angles.sin()), -1))
     mask = (torch.arange(5) < torch.tensor([[5], [3]]))[:, None, None]
     is_near = (torch.arange(5)[:, None] - torch.arange(5)).abs() < 3
@@ -119,6 +121,7 @@ def probe_encoder(m: Any) -> Iterator[tuple[str, Any]]:
     yield "the vectors of the tokens with a mask", model(ids, mask)[is_token]
     yield "the vectors of the tokens with a mask of floats, 0 and 1", model(ids, mask.float())[is_token]
     yield "the vectors of the tokens of a short sequence", model(ids[:, 4:7], mask[:, 4:7])[is_token[:, 4:7]]
+    yield "the vectors of sequences of 4 to 6 tokens", [model(ids[:, :length]) for length in (4, 5, 6)]
     yield "the vectors of the tokens with positions", model(ids, mask, torch.arange(0, 18, 2)[None])[is_token]
     yield "the gradients", gradients(model(ids, mask)[is_token], dict(model.named_parameters()))
     yield "the result at two output positions", model(ids, mask, None, torch.tensor([[0, 3], [4, 1]]))
