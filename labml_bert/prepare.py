@@ -24,6 +24,7 @@ import argparse
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import islice
 from pathlib import Path
 
 from tokenizers import Tokenizer
@@ -187,9 +188,10 @@ def main(argv: list[str] | None = None) -> None:
         unknown = ""
         if min(train, valid):
             # This also checks that all files are still there, and as they were written.
-            unknown = describe_unknown(
-                unknown_fraction(tokenizer, read_token_files(options.output).valid_ids)
-            )
+            valid_ids = read_token_files(options.output).valid_ids
+            # The text itself isn't in the output folder, so look at the beginning of the files.
+            start = (chunk.text for chunk in islice(read_files(files), 10))
+            unknown = describe_unknown(unknown_fraction(tokenizer, valid_ids, start))
     console.print(f"  {train:,} training tokens, {valid:,} held out\n")
     if unknown:
         console.print(f"  {unknown}\n")

@@ -68,7 +68,8 @@ class MaskedText:
         self.cls_sep = (cls_id, sep_id) if with_cls_sep else None
         counted = sample_evenly(self.train_ids, BASELINE_TOKENS)
         self.baselines = ngram_baselines(counted, valid_ids, self.vocab_size, self.special_ids)
-        self.unknown = unknown_fraction(tokenizer, valid_ids)
+        texts = corpus.valid if isinstance(corpus, Corpus) else []
+        self.unknown = unknown_fraction(tokenizer, valid_ids, texts)
         # With `max_predictions_per_seq`, rows with equally many ordinary tokens get the same number of masks,
         # so most tensors keep their shapes. With a coin flip per token, most steps would have a new number of
         # masks, and on a CPU, PyTorch prepares its matmuls anew for each shape.

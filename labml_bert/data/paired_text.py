@@ -65,7 +65,7 @@ class PairedText:
         train_ids = encode_corpus(tokenizer, corpus.train)
         valid_ids = encode_corpus(tokenizer, corpus.valid)
         self.baselines = ngram_baselines(train_ids, valid_ids, self.vocab_size, special_token_ids(tokenizer))
-        self.unknown = unknown_fraction(tokenizer, valid_ids)
+        self.unknown = unknown_fraction(tokenizer, valid_ids, corpus.valid)
         check_pairs(corpus)
         self.batches = {length: self.training_pairs(length, masking) for length in lengths}
         self.held_out = self.held_out_pairs(lengths[-1])

@@ -196,10 +196,28 @@ def encode_corpus(tokenizer: Tokenizer, documents: list[str]) -> Tensor:
     return torch.tensor([i for ids in encode_texts(tokenizer, pieces) for i in ids], dtype=torch.int64)
 
 
-def unknown_fraction(tokenizer: Tokenizer, input_ids: Tensor) -> float:
-    """The fraction of the ids that are `[UNK]`: the tokenizer doesn't know these characters or words."""
+def unknown_fraction(tokenizer: Tokenizer, input_ids: Tensor, texts: Iterable[str] = ()) -> float:
+    """
+    The fraction of the ids that are `[UNK]`: the tokenizer doesn't know these characters or words. WordPiece
+    also turns each word of more than 100 characters into a single `[UNK]`. In languages without spaces
+    between words, such as Thai, these can be most of a text, but few of its tokens. If the fraction of the
+    characters of `texts` in such words is larger, returns that fraction.
+    """
     unknown_id = special_token_ids(tokenizer)[SPECIAL_TOKENS.index("[UNK]")]
-    return (input_ids == unknown_id).float().mean().item()
+    fraction = (input_ids == unknown_id).float().mean().item()
+    if not isinstance(tokenizer.model, models.WordPiece):
+        return fraction
+    longest, total, too_long = tokenizer.model.max_input_chars_per_word, 0, 0
+    for word in (word for text in texts for word in text.split()):
+        total += len(word)
+        if len(word) > longest:
+            # This may still be several words for the tokenizer, which also splits at punctuation.
+            text = tokenizer.normalizer.normalize_str(word) if tokenizer.normalizer else word
+            parts = (
+                tokenizer.pre_tokenizer.pre_tokenize_str(text) if tokenizer.pre_tokenizer else [(text, ())]
+            )
+            too_long += sum(len(part) for part, _ in parts if len(part) > longest)
+    return max(fraction, too_long / max(total, 1))
 
 
 def encode_texts(tokenizer: Tokenizer, texts: list[str]) -> list[list[int]]:

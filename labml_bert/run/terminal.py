@@ -210,10 +210,10 @@ def print_caveats(unknown: int, cut: int = 0, reason: str = "") -> None:
 
 
 def describe_unknown(fraction: float) -> str:
-    """Says which `fraction` of the held-out tokens is `[UNK]`. Below 1%, returns an empty string."""
+    """Says which `fraction` of the held-out text is `[UNK]`. Below 1%, returns an empty string."""
     if fraction < 0.01:
         return ""
-    return f"{fraction:.0%} of the held-out tokens are [UNK], outside the vocabulary"
+    return f"{fraction:.0%} of the held-out text is [UNK]: unknown, or words of over 100 letters"
 
 
 def fail(reason: object) -> NoReturn:

@@ -604,7 +604,9 @@ def test_a_text_outside_the_vocabulary(
     assert "UNK" not in capsys.readouterr().out
     prepare.main(["greek", "--tokenizer", "tokens", "--output", "new_tokens"])
     (line,) = [line for line in capsys.readouterr().out.splitlines() if "UNK" in line]
-    assert re.fullmatch(r"  \d+% of the held-out tokens are \[UNK\], outside the vocabulary", line)
+    assert re.fullmatch(
+        r"  \d+% of the held-out text is \[UNK\]: unknown, or words of over 100 letters", line
+    )
     assert int(line.split("%")[0]) > 50
     sizes = [*SIZES, "--hidden-size=16", "--max-position-embeddings=16", "--schedule=16", "--steps=2"]
     main_in_process(monkeypatch, tmp_path, "--corpus=new_tokens", *sizes, experiment="own_language")

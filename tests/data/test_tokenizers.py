@@ -23,6 +23,7 @@ from labml_bert.data.tokenizers import (
     save_tokenizer,
     special_token_ids,
     split_lines,
+    unknown_fraction,
     word_tokenizer,
     wordpiece_tokenizer,
 )
@@ -286,3 +287,20 @@ def test_a_tokenizer_that_fails_only_when_it_encodes_is_refused(
     with pytest.raises(ValueError, match=r"tokenizer.json is not a tokenizer"):
         load_tokenizer(path)
     assert capfd.readouterr().err == ""
+
+
+def test_words_that_are_too_long_count_by_their_letters() -> None:
+    """Thai has no spaces between words. A phrase of more than 100 letters becomes a single `[UNK]`."""
+    short, long = "ไทยมีเสียง ", "ไทยมีเสียง" * 11 + " "
+    text = [short * 89 + long + "\n"]
+    tokenizer = wordpiece_tokenizer(text, 100, lowercase=False)
+    ids = encode_corpus(tokenizer, text)
+    assert ids.tolist().count(tokenizer.token_to_id("[UNK]")) == 1
+    assert unknown_fraction(tokenizer, ids, text) == 110 / 1000
+    tokens = pytest.approx(1 / len(ids))
+    assert unknown_fraction(tokenizer, ids) == tokens
+    # These words have separators that aren't spaces.
+    fine = ["a.b-" * 100, "日本語" * 100]
+    assert unknown_fraction(tokenizer, ids, fine) == tokens
+    characters = character_tokenizer(text)
+    assert unknown_fraction(characters, encode_corpus(characters, text), text) == 0.0
