@@ -199,9 +199,9 @@ def encode_corpus(tokenizer: Tokenizer, documents: list[str]) -> Tensor:
 def unknown_fraction(tokenizer: Tokenizer, input_ids: Tensor, texts: Iterable[str] = ()) -> float:
     """
     The fraction of the ids that are `[UNK]`: the tokenizer doesn't know these characters or words. WordPiece
-    also turns each word of more than 100 characters into a single `[UNK]`. In languages without spaces
-    between words, such as Thai, these can be most of a text, but few of its tokens. If the fraction of the
-    characters of `texts` in such words is larger, returns that fraction.
+    also turns each word of more than 100 characters into a single `[UNK]`. In a text with few spaces, these
+    can be few of the tokens but much of the text. If the fraction of the characters of `texts` in such words
+    is larger, returns that fraction.
     """
     unknown_id = special_token_ids(tokenizer)[SPECIAL_TOKENS.index("[UNK]")]
     fraction = (input_ids == unknown_id).float().mean().item()

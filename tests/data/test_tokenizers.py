@@ -290,7 +290,7 @@ def test_a_tokenizer_that_fails_only_when_it_encodes_is_refused(
 
 
 def test_words_that_are_too_long_count_by_their_letters() -> None:
-    """Thai has no spaces between words. A phrase of more than 100 letters becomes a single `[UNK]`."""
+    """Thai has no spaces between words. A phrase of more than 100 letters would become a single `[UNK]`."""
     short, long = "ไทยมีเสียง ", "ไทยมีเสียง" * 11 + " "
     text = [short * 89 + long + "\n"]
     tokenizer = wordpiece_tokenizer(text, 100, lowercase=False)

@@ -460,7 +460,7 @@ def test_a_high_initial_loss_is_not_a_failure(options: dict[str, Any]) -> None:
 @pytest.fixture()
 def git_outputs(monkeypatch: pytest.MonkeyPatch) -> dict[str, str | None]:
     """What git answers: that all code is committed, unless a test changes this dictionary."""
-    outputs: dict[str, str | None] = {"status": "", "rev-parse": "1" * 40}
+    outputs: dict[str, str | None] = {"ls-files": "record.py", "status": "", "rev-parse": "1" * 40}
     monkeypatch.setattr("labml_bert.run.record.git", lambda command, *_: outputs[command])
     return outputs
 
