@@ -197,12 +197,7 @@ def encode_corpus(tokenizer: Tokenizer, documents: list[str]) -> Tensor:
 
 
 def unknown_fraction(tokenizer: Tokenizer, input_ids: Tensor, texts: Iterable[str] = ()) -> float:
-    """
-    The fraction of the ids that are `[UNK]`: the tokenizer doesn't know these characters or words. WordPiece
-    also turns each word of more than 100 characters into a single `[UNK]`. In a text with few spaces, these
-    can be few of the tokens but much of the text. If the fraction of the characters of `texts` in such words
-    is larger, returns that fraction.
-    """
+    """The fraction of the ids that are `[UNK]`, or of `texts` in words that WordPiece finds too long."""
     unknown_id = special_token_ids(tokenizer)[SPECIAL_TOKENS.index("[UNK]")]
     fraction = (input_ids == unknown_id).float().mean().item()
     if not isinstance(tokenizer.model, models.WordPiece):
@@ -211,7 +206,6 @@ def unknown_fraction(tokenizer: Tokenizer, input_ids: Tensor, texts: Iterable[st
     for word in (word for text in texts for word in text.split()):
         total += len(word)
         if len(word) > longest:
-            # This may still be several words for the tokenizer, which also splits at punctuation.
             text = tokenizer.normalizer.normalize_str(word) if tokenizer.normalizer else word
             parts = (
                 tokenizer.pre_tokenizer.pre_tokenize_str(text) if tokenizer.pre_tokenizer else [(text, ())]
@@ -318,9 +312,8 @@ def load_tokenizer(path: Path, vocab_size: int | None = None) -> Tokenizer:
 
 def check_same_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
     """
-    Raises `ValueError` if the run in `folder` was started with a different tokenizer, because the model's
-    embeddings would belong to the wrong tokens. Accepts a damaged or missing `tokenizer.json`, because the
-    file will be written again.
+    Raises `ValueError` if the run in `folder` was started with a different tokenizer. Accepts a damaged or
+    missing `tokenizer.json`, because the file will be written again.
     """
     try:
         before = parse_json(read_checked(folder / "tokenizer.json"))
