@@ -81,8 +81,8 @@ def word_tokenizer(texts: Iterable[str], vocab_size: int = 8192) -> Tokenizer:
 
 def train(tokenizer: Tokenizer, trainer: trainers.Trainer, texts: Iterable[str]) -> None:
     """
-    Trains the tokenizer in another thread. The library ignores Ctrl-C while it trains, but the main thread
-    can handle it. After Ctrl-C, the library gets no more texts, so the training ends within seconds.
+    Trains the tokenizer in another thread, because the library ignores Ctrl-C while it trains. After Ctrl-C,
+    the library gets no more texts, and the training ends soon.
     """
     is_stopped = threading.Event()
     with ThreadPoolExecutor(1) as pool:
@@ -191,7 +191,6 @@ def encode_corpus(tokenizer: Tokenizer, documents: list[str]) -> Tensor:
     Returns the ids of all documents, each followed by an empty line, as a one-dimensional int64 tensor.
     """
     # Pieces of about 10,000 characters let the library use all cores, and keep its bookkeeping small.
-    # Each piece ends at a line end or before a space if one is near, so words are hardly ever cut.
     pieces = [piece for text in documents for piece in split_lines(text + "\n\n")]
     return torch.tensor([i for ids in encode_texts(tokenizer, pieces) for i in ids], dtype=torch.int64)
 
@@ -242,7 +241,7 @@ def split_lines(text: str, size: int = 10_000) -> list[str]:
         limit = start + 2 * size
         end = text.find("\n", start + size, limit) + 1
         if not end:
-            # Cut before the space, because some tokenizers read it as the start of the next word.
+            # Some tokenizers read a space as the start of the next word, so cut before it.
             space = text.find(" ", start + size, limit)
             end = len(text) if len(text) <= limit else space if space > 0 else limit
         pieces.append(text[start:end])
