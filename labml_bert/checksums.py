@@ -160,7 +160,7 @@ def file_state(path: Path) -> tuple[int, int] | None:
 @contextlib.contextmanager
 def reading(folder: Path, *names: str) -> Iterator[Path]:
     """
-    Yields the folder to read the files `names` from. If `folder` is a link, this is the folder it points to.
+    Yields the folder to read the files `names` from. If `folder` is a link, yields the folder it points to.
 
     Raises `ValueError` after the `with` block if one of the files has been replaced, created or deleted. The
     block could have read the weights of one model and the tokenizer of another.

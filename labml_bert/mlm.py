@@ -69,8 +69,8 @@ class TokenMasker:
     counts special tokens, too.) With `word_ids`, fewer tokens can be chosen, because a word's tokens are
     chosen together or not at all."""
     generator: torch.Generator | None = None
-    """Keeps the masks independent of other random draws. Create it on the device of the batch. Leave
-    it out in a `DataLoader` with workers, because all workers would draw the same masks."""
+    """Keeps the masks independent of other random draws. It must be on the batch's device. Don't
+    set it in a `DataLoader` with workers, because all workers would draw the same masks."""
 
     def __post_init__(self) -> None:
         self.is_special = torch.zeros(self.vocab_size, dtype=torch.bool)

@@ -36,7 +36,7 @@ from docs.literate.names import Sources, Symbol, description, summary
 from docs.literate.prose import TOKEN, names_in_chapter, render_prose
 from docs.literate.rows import PageError, read_page
 
-# The last braces of a page may have no end.
+# Matches `{{ ` alone too if the rest of the page has no ` }}`, so that we can report it.
 EXPRESSION = re.compile(r"\{\{ (?:(.+?) \}\})?", re.S)
 FRONT = re.compile(r"\A---\n(.*?)\n---\n", re.S)
 

@@ -18,7 +18,7 @@ from docs.literate.prose import fence_code
 
 SAMPLE = re.compile(
     r"^(?P<indent>[ ]*)(?P<fence>`{3,})[ ]?python\n(?P<code>.*?)^(?P=indent)(?P=fence)[ ]*\n(?P<gap>\n*)"
-    r"(?P<whole>(?P=indent)(?P<f>`{3,})output\n(?P<output>.*?)^(?P=indent)(?P=f)[ ]*\n)?",
+    r"(?P<whole>(?P=indent)(?P<mark>`{3,})output\n(?P<output>.*?)^(?P=indent)(?P=mark)[ ]*\n)?",
     re.S | re.M,
 )
 

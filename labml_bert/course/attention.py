@@ -199,7 +199,7 @@ STEPS = (
                 "weights returned after dropout",
                 "weights = scores.softmax(dim=-1)",
                 "weights = self.dropout(scores.softmax(dim=-1))",
-                "You return the attention weights after dropout. Return them as they are before it.",
+                "You return the attention weights after dropout. Return the result of the softmax.",
             ),
             Mistake(
                 "heads not joined in order",

@@ -198,7 +198,7 @@ STEPS = (
                 "the first two words as one",
                 "word_ids.clamp(min=0)",
                 "word_ids.clamp(min=1)",
-                "Your words 0 and 1 share a random number. Only the word id -1 must become a number from 0.",
+                "Your words 0 and 1 share a random number. Change the word id -1, and no other.",
             ),
             Mistake(
                 "words chosen by their length",

@@ -13,6 +13,9 @@ INPUTS_DROPPED = Mistake(
     "self.bert(input_ids)",
     "You don't pass `inputs` to the encoder, so it never sees the attention mask.",
 )
+GLOBAL_GENERATOR = (
+    "You draw a random number without the argument `generator`, so the same seed gives you other pairs."
+)
 STEPS = (
     Step(
         name="nsp.py:PairMaker.elsewhere",
@@ -45,7 +48,7 @@ STEPS = (
                 "another generator",
                 "generator.randrange(len(self.documents) - 1)",
                 "random.randrange(len(self.documents) - 1)",
-                "You draw a random number without the argument `generator`, so nobody can repeat your pairs.",
+                GLOBAL_GENERATOR,
             ),
             Mistake(
                 "always the beginning",
@@ -131,7 +134,7 @@ STEPS = (
                 "another generator",
                 "generator.random() < self.random_next_prob",
                 "random.random() < self.random_next_prob",
-                "You draw a random number without the argument `generator`, so nobody can repeat your pairs.",
+                GLOBAL_GENERATOR,
             ),
             Mistake(
                 "never a short pair",
@@ -191,7 +194,7 @@ STEPS = (
                 "another generator",
                 "generator.random() < 0.5",
                 "random.random() < 0.5",
-                "You draw a random number without the argument `generator`, so nobody can repeat your pairs.",
+                GLOBAL_GENERATOR,
             ),
             Mistake(
                 "always cut the second text",

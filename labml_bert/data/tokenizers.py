@@ -196,7 +196,7 @@ def encode_corpus(tokenizer: Tokenizer, documents: list[str]) -> Tensor:
 
 
 def unknown_fraction(tokenizer: Tokenizer, input_ids: Tensor, texts: Iterable[str] = ()) -> float:
-    """The fraction of the ids that are `[UNK]`, or of `texts` in words that WordPiece finds too long."""
+    """The fraction of `[UNK]` in the ids, or of `texts` in words too long for WordPiece if that's larger."""
     unknown_id = special_token_ids(tokenizer)[SPECIAL_TOKENS.index("[UNK]")]
     fraction = (input_ids == unknown_id).float().mean().item()
     if not isinstance(tokenizer.model, models.WordPiece):

@@ -203,9 +203,10 @@ def hardware(device: torch.device, precision: str) -> dict[str, Any]:
 
 def origin() -> dict[str, str | None]:
     """
-    Today's date in UTC, and the commit, or `None` if the code has uncommitted changes, isn't in a repository,
-    or git fails. A repository of another project may surround it, so check that git tracks this file.
+    Returns today's date in UTC and the commit. The commit is `None` if the code has uncommitted changes or
+    isn't in a repository, or if git fails.
     """
+    # In another project's repository, `status` and `rev-parse` would describe that project.
     is_tracked = git("ls-files", "--", __file__)
     is_unchanged = git("status", "--porcelain", "--", "labml_bert/*.py", "experiments/*.py") == ""
     commit = git("rev-parse", "HEAD") if is_tracked and is_unchanged else None
