@@ -80,10 +80,7 @@ def word_tokenizer(texts: Iterable[str], vocab_size: int = 8192) -> Tokenizer:
 
 
 def train(tokenizer: Tokenizer, trainer: trainers.Trainer, texts: Iterable[str]) -> None:
-    """
-    Trains the tokenizer in another thread, because the library ignores Ctrl-C while it trains. After Ctrl-C,
-    the library gets no more texts, and the training ends soon.
-    """
+    """Trains the tokenizer in another thread, because the library ignores Ctrl-C while it trains."""
     is_stopped = threading.Event()
     with ThreadPoolExecutor(1) as pool:
         rest = takewhile(lambda text: not is_stopped.is_set(), texts)

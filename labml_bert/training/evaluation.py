@@ -31,7 +31,7 @@ def evaluate_masked_lm(
     loss = correct = count = 0.0
     N, T = held_out.input_ids.shape
     windows = N if tokens is None else min(N, max(1, tokens // T))
-    # `[UNK]` is never masked, so these windows may have no label. Continue to the first window that has one.
+    # `[UNK]` is never masked, so these windows may have no label.
     windows = max(windows, int((held_out.labels != IGNORE).any(1).byte().argmax()) + 1)
     rows = max(1, 8192 // T)
     for start in range(0, windows, rows):
