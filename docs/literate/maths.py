@@ -52,9 +52,13 @@ def formula(tex: str, display: bool) -> str:
     if "error" in answer:
         raise PageError(f"the formula {tex.strip()!r} cannot be set: {answer['error']}")
     markup = answer["html"].replace("\n", " ")
-    # KaTeX writes each formula three times; search should index only one of them.
-    for part in ('<span class="katex-html"', "<annotation"):
-        markup = markup.replace(part, f"{part} data-search-exclude")
+    # KaTeX writes each formula three times; search should index only one of them. Material ends an exclusion
+    # at the first end tag of the same name, so the excluded element can't be a `span` like those in it.
+    ends = "</span>" * (2 if display else 1)
+    markup = markup.replace("<annotation", "<annotation data-search-exclude")
+    markup = re.sub(
+        rf'<span (class="katex-html".*)</span>{ends}$', rf"<bdi data-search-exclude \1</bdi>{ends}", markup
+    )
     return safe_in_markdown(markup)
 
 

@@ -17,7 +17,7 @@ from labml_bert.run.options import OptionsType, parse_options, resume_options
 from labml_bert.run.record import origin, write_record
 from labml_bert.run.terminal import exit_cleanly, exit_on_bad_input
 from labml_bert.stdout import console, print_note
-from labml_bert.training.distributed import rank
+from labml_bert.training.distributed import has_lost_another, rank
 from labml_bert.training.trainer import NonFiniteLossError, Trainer
 
 
@@ -38,10 +38,11 @@ def launch(
         try:
             with run.resources:
                 main(run, options)
-        except RuntimeError:
+        except RuntimeError as error:
             trainer: Trainer | None = getattr(run, "current_trainer", None)
-            # Ctrl-C also ends the processes of the compiler, and then `torch.compile` fails in this one.
-            if trainer is not None and trainer.stop_signal is not None:
+            # Ctrl-C also ends the processes of the compiler, and then `torch.compile` fails in this one. But
+            # if a process was killed, `torchrun` stops the others, and `exit_cleanly` says why.
+            if trainer is not None and trainer.stop_signal is not None and not has_lost_another(error):
                 raise KeyboardInterrupt from None
             raise
         if run.record_path is not None and rank() == 0:

@@ -178,7 +178,8 @@ def has_lost_another(error: BaseException) -> bool:
     """Whether the error comes from the connection to another process, which has then probably ended."""
     # Gloo raises a plain `RuntimeError`, so look at the message.
     return isinstance(error, dist.DistError) or any(
-        words in str(error) for words in ("Connection closed by peer", "Connection reset by peer")
+        words in str(error)
+        for words in ("Connection closed by peer", "Connection reset by peer", "Broken pipe")
     )
 
 

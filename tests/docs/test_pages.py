@@ -117,6 +117,13 @@ def test_the_search_index_has_the_word_at_its_section(site: Path, word: str, loc
     assert any(location == entry["location"] and word in entry["text"] for entry in index["docs"])
 
 
+def test_the_search_index_has_each_formula_once(site: Path) -> None:
+    index = json.loads((site / "search" / "search_index.json").read_text("utf-8"))
+    texts = [entry["text"] for entry in index["docs"] if entry["location"].startswith("stuck/")]
+    assert any("where p is the probability" in text for text in texts)
+    assert not any("pp is" in text or "katex" in text for text in texts)
+
+
 def test_search_index_and_headings_contain_no_markup(site: Path) -> None:
     index = json.loads((site / "search" / "search_index.json").read_text("utf-8"))
     for entry in index["docs"]:

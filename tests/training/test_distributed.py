@@ -467,13 +467,24 @@ def test_if_the_launcher_is_killed_the_workers_save_and_end(folder: Path, tmp_pa
 @pytest.mark.long
 @pytest.mark.processes
 @pytest.mark.parametrize("worker", [0, 1])
-def test_if_a_worker_is_killed_one_line_says_how_to_resume(worker: int, folder: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_told_first", [False, True])
+def test_if_a_worker_is_killed_one_line_says_how_to_resume(
+    worker: int, is_told_first: bool, folder: Path, tmp_path: Path
+) -> None:
+    """This also holds if `torchrun` asks the other worker to stop before that worker sees the loss."""
     process = torchrun(TINY, *SMALL, "--minutes", 5, "--corpus", folder / "text", cwd=tmp_path)
     wait_for_step(tmp_path / "logs", 0, process)
-    os.kill(workers_of(process)[worker], signal.SIGKILL)
+    workers = workers_of(process)
+    if is_told_first:
+        # SIGTERM waits until the worker runs again.
+        os.kill(workers[1 - worker], signal.SIGSTOP)
+    os.kill(workers[worker], signal.SIGKILL)
+    if is_told_first:
+        time.sleep(3)
+        os.kill(workers[1 - worker], signal.SIGCONT)
     _, errors = process.communicate(timeout=120)
     lines = [line for line in errors.splitlines() if line.startswith("error:")]
-    assert len(lines) == 1 and "was killed; resume with --resume logs/" in lines[0]
+    assert len(lines) == 1 and "was killed; resume with --resume logs/" in lines[0], errors
     assert f'{TINY}", line' not in errors, "no traceback of ours"
 
 
