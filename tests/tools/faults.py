@@ -6,6 +6,7 @@ sample; all of it takes hours.
     python -m tests.tools.faults "export, web" runs    # two commands
     python -m tests.tools.faults --every 10            # every tenth call
     python -m tests.tools.faults --call read           # only the calls of one kind
+    python -m tests.tools.faults --first 100 retrieval # from the 100th call
 
 For n = 1, 2, … the n-th call that looks up, opens, reads, writes, flushes, renames, links, truncates or
 deletes a file, or makes or lists a folder, fails with each error that it can have: the disk is full (from
@@ -93,9 +94,9 @@ class Trial:
     def record(self, call: Call) -> None:
         self.calls.append(call)
 
-    def faults(self, every: int, kind: str | None) -> Iterator[tuple[int, int]]:
-        """The faults to try: pairs of the number of a call and its error."""
-        numbers = [n for n, call in enumerate(self.calls, 1) if kind in (None, call.name)]
+    def faults(self, first: int, every: int, kind: str | None) -> Iterator[tuple[int, int]]:
+        """The faults to try, from the call numbered `first`: pairs of the number of a call and its error."""
+        numbers = [n for n, call in enumerate(self.calls, 1) if n >= first and kind in (None, call.name)]
         for n in numbers[::every]:
             for answer in ERRORS[self.calls[n - 1].name]:
                 yield n, answer
@@ -172,6 +173,7 @@ class Trial:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("commands", nargs="*", default=[*COMMANDS], help="default: all")
+    parser.add_argument("--first", type=int, default=1, help="begin at this call (default: 1)")
     parser.add_argument("--every", type=int, default=1, help="try every n-th call (default: 1)")
     parser.add_argument("--call", choices=[*ERRORS], metavar="KIND", help="try only one kind, such as read")
     parser.add_argument("--list", action="store_true", help="list the calls, and try nothing")
@@ -189,7 +191,7 @@ def main() -> None:
                     print(f"  {number:4} {call.name:9}{call.paths[-1].relative_to(workshop.folder)}")
                 continue
             count = 0
-            for n, answer in trial.faults(options.every, options.call):
+            for n, answer in trial.faults(options.first, options.every, options.call):
                 count += 1
                 if count % 100 == 0:
                     print(f"  {count} faults so far, at call {n}", flush=True)
