@@ -136,8 +136,6 @@ def exit_cleanly(
         fail(f"{explain(error)}; once this is fixed, {remedy}")
     except (RuntimeError, MemoryError) as error:
         if has_lost_another(error):
-            # `torchrun` is about to send SIGTERM to this process too. Ignore it, so that the line is printed.
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)
             path, remedy = find_path(), "run the same command again"
             if path is not None and has_checkpoint(path):
                 remedy = f"resume with {' '.join(map(quote, resume_arguments(path)))}"

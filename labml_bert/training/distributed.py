@@ -41,6 +41,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from datetime import timedelta
+from types import FrameType
 from typing import Any, TypeVar
 
 import torch
@@ -55,6 +56,9 @@ SECONDS_TO_SAVE = 600
 
 # A process that can't connect to `torchrun` gives up after this many seconds.
 SECONDS_TO_CONNECT = 5
+
+# Outside the training loop, a process exits this many seconds after SIGTERM.
+SECONDS_TO_REPORT = 5
 
 # After this many seconds without a heartbeat, a process is killed by the process that watches it.
 SECONDS_WITHOUT_HEARTBEAT = 600
@@ -131,6 +135,7 @@ def init_process_group(device: torch.device) -> None:
     if rank() > 0:
         # Outside the training loop, Ctrl-C ends this process without a traceback.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.signal(signal.SIGTERM, exit_after_report)
     # The other processes may wait for a long time while rank zero prepares a large text or evaluates. So we
     # set a long timeout. It does no harm, because `torchrun` ends the other processes if one dies.
     dist.init_process_group(backend_for(device), timeout=timedelta(days=7))
@@ -138,6 +143,16 @@ def init_process_group(device: torch.device) -> None:
     store = launcher_store()
     store.set(f"process id {rank()}", str(os.getpid()))
     threading.Thread(target=kill_stopped_neighbor, args=[store], daemon=True).start()
+
+
+def exit_after_report(number: int, frame: FrameType | None) -> None:
+    """
+    Handles SIGTERM outside the training loop. If a process is killed, `torchrun` sends SIGTERM to the others,
+    perhaps before they notice that they have lost the connection. So leave them some time to report it.
+    """
+    timer = threading.Timer(SECONDS_TO_REPORT, os._exit, [1])
+    timer.daemon = True
+    timer.start()
 
 
 def kill_stopped_neighbor(store: Any) -> None:

@@ -488,8 +488,9 @@ def test_if_a_worker_is_killed_one_line_says_how_to_resume(
     assert f'{TINY}", line' not in errors, "no traceback of ours"
 
 
+# The other process runs again only after `torchrun` has sent it SIGTERM.
 RANK_ZERO_IS_KILLED = """
-import os, signal, sys, time
+import os, signal, subprocess, sys, time
 sys.path.insert(0, sys.argv[1])
 import torch
 from labml_bert.training import distributed
@@ -497,6 +498,9 @@ from labml_bert.run.terminal import exit_cleanly
 distributed.init_process_group(torch.device("cpu"))
 with exit_cleanly(lambda: None, lambda: True), distributed.rank_zero_first():
     time.sleep(1)  # The other process is waiting by now.
+    other = int(distributed.launcher_store().get("process id 1"))
+    os.kill(other, signal.SIGSTOP)
+    subprocess.Popen(["sh", "-c", f"sleep 3; kill -CONT {other}"])
     os.kill(os.getpid(), signal.SIGKILL)
 """
 
