@@ -47,19 +47,18 @@ class Counts:
         index = torch.searchsorted(self.keys, keys).clamp(max=len(self.keys) - 1)
         return torch.where(self.keys[index] == keys, self.counts[index], 0).double()
 
-    def most_frequent(self, context: Tensor, keys: Tensor, default: Tensor) -> Tensor:
-        """
-        Returns, for each context in `keys`, the index of the most frequent counted key in that context.
-        `context`, `(K,)`, is the context of each counted key. For a context that doesn't occur, returns
-        `default`.
-        """
-        by_count = self.counts.argsort(stable=True)  # (K)
-        # A stable sort keeps the order of the counts within each context, so the largest count comes last.
-        order = by_count[context[by_count].argsort(stable=True)]  # (K)
-        sorted_context = context[order]  # (K)
-        last = torch.searchsorted(sorted_context, keys, right=True) - 1
-        last = last.clamp(min=0)
-        return torch.where(sorted_context[last] == keys, order[last], default)
+
+def best_words(keys: Tensor, p: Tensor, vocab_size: int, contexts: Tensor, default: Tensor) -> Tensor:
+    """
+    Returns the word with the largest `p` in each of `contexts`, which is `(M,)`. The `keys`, `(K,)`, are
+    `context * vocab_size + word`. For a context without keys, returns `default`.
+    """
+    by_p = p.argsort(stable=True)  # (K)
+    # A stable sort keeps the order of `p` within each context, so the largest comes last.
+    keys = keys[by_p[(keys[by_p] // vocab_size).argsort(stable=True)]]  # (K)
+    last = torch.searchsorted(keys // vocab_size, contexts, right=True) - 1  # (M)
+    key = keys[last.clamp(min=0)]  # (M)
+    return torch.where(key // vocab_size == contexts, key % vocab_size, default)  # (M)
 
 
 def ordinary_triples(name: str, ids: Tensor, special_ids: list[int]) -> tuple[Tensor, Tensor, Tensor]:
@@ -107,24 +106,38 @@ class NgramModel:
         self.t_l = torch.bincount(self.pairs.keys // V, minlength=V).double()
         self.n_lr, self.t_lr = Counts(left * V + right), Counts(self.triples.keys // V)
 
-    def probabilities(self, left: Tensor, word: Tensor, right: Tensor) -> Tensor:
-        """Returns the probability of each `word` between its neighbors. All are `(M,)`."""
-        V = self.vocab_size
+    def backoff(self, left: Tensor, word: Tensor) -> Tensor:
+        """Returns the probability of each `word` after its left neighbor alone. All are `(M,)`."""
         # For a context that never occurred, the formula is 0/0. With t = 1, it gives the lower-order
         # distribution.
         t = self.t_l[left].clamp(min=1)  # (M)
-        p_left = (self.pairs(left * V + word) + t * self.p_w[word]) / (self.n_l[left] + t)  # (M)
-        context = left * V + right  # (M)
+        return (self.pairs(left * self.vocab_size + word) + t * self.p_w[word]) / (self.n_l[left] + t)  # (M)
+
+    def probabilities(self, left: Tensor, word: Tensor, right: Tensor) -> Tensor:
+        """Returns the probability of each `word` between its neighbors. All are `(M,)`."""
+        context = left * self.vocab_size + right  # (M)
         t = self.t_lr(context).clamp(min=1)  # (M)
-        return (self.triples(context * V + word) + t * p_left) / (self.n_lr(context) + t)  # (M)
+        n = self.triples(context * self.vocab_size + word)  # (M)
+        return (n + t * self.backoff(left, word)) / (self.n_lr(context) + t)  # (M)
 
     def predict(self, left: Tensor, right: Tensor) -> Tensor:
-        """Returns the token that occurred most often between these neighbors, `(M,)`."""
-        context = left * self.vocab_size + right  # (M)
-        contexts = self.triples.keys // self.vocab_size
-        best = self.triples.most_frequent(contexts, context, torch.tensor(-1))  # (M)
-        # If these two neighbors never occurred, predict the most frequent token.
-        return torch.where(best >= 0, self.triples.keys[best] % self.vocab_size, self.p_w.argmax())
+        """
+        Returns the most probable token between these neighbors, `(M,)`. Backing off keeps the order of the
+        tokens that never occurred in a context. So there are only three candidates: the best of the tokens
+        that occurred between the neighbors, of those that occurred after `left`, and of all.
+        """
+        V = self.vocab_size
+        default = self.p_w.argmax()
+        pairs, triples = self.pairs.keys, self.triples.keys
+        p_pairs = self.backoff(pairs // V, pairs % V)
+        p_triples = self.probabilities(triples // V**2, triples % V, triples // V % V)
+        candidates = [
+            default.expand_as(left),
+            best_words(pairs, p_pairs, V, left, default),
+            best_words(triples, p_triples, V, left * V + right, default),
+        ]
+        p = torch.stack([self.probabilities(left, word, right) for word in candidates])  # (3, M)
+        return torch.stack(candidates).gather(0, p.argmax(0, keepdim=True))[0]  # (M)
 
 
 def ngram_baselines(train: Tensor, valid: Tensor, vocab_size: int, special_ids: list[int]) -> list[Baseline]:

@@ -24,19 +24,20 @@ def slow_baselines(
             between[a, c][b] += 1
     losses, correct = [0.0, 0.0], [0, 0]
     scored = [t for t in range(1, len(valid) - 1) if valid[t] not in specials]
-    common = max(range(V), key=lambda w: (frequency[w], -w))
-    for t in scored:
-        a, w, c = valid[t - 1 : t + 2]
+
+    def probabilities(a: int, w: int, c: int) -> tuple[float, float]:
         p0 = (frequency[w] + 1e-3) / total
         kinds = max(1, len(after[a]))
         p1 = (after[a].get(w, 0) + kinds * p0) / (left_seen[a] + kinds)
         kinds = max(1, len(between[a, c]))
-        p2 = (between[a, c].get(w, 0) + kinds * p1) / (between[a, c].total() + kinds)
-        losses[0] -= math.log(p0)
-        losses[1] -= math.log(p2)
-        correct[0] += w == common
-        # For a tie between two tokens, the guess is the one with the larger id.
-        correct[1] += w == max(between[a, c], key=lambda w: (between[a, c][w], w), default=common)
+        return p0, (between[a, c].get(w, 0) + kinds * p1) / (between[a, c].total() + kinds)
+
+    for t in scored:
+        a, true, c = valid[t - 1 : t + 2]
+        table = [probabilities(a, w, c) for w in range(V)]
+        for i in range(2):
+            losses[i] -= math.log(table[true][i])
+            correct[i] += true == max(range(V), key=lambda w: table[w][i])
     n = len(scored)
     return [(losses[0] / n, correct[0] / n), (losses[1] / n, correct[1] / n)]
 
@@ -55,6 +56,25 @@ def test_losses_and_accuracies_match_the_slow_version(seed: int) -> None:
     assert unigram.accuracy == pytest.approx(expected[0][1])
     assert table.loss == pytest.approx(expected[1][0], abs=1e-9)
     assert table.accuracy == pytest.approx(expected[1][1])
+
+
+def test_in_new_contexts_the_prediction_is_the_most_probable_token() -> None:
+    """Of 100 tokens, few occur twice between the same neighbors."""
+    generator = torch.Generator().manual_seed(0)
+    train = torch.multinomial(torch.arange(100.0), 2000, replacement=True, generator=generator)
+    left, right = torch.randint(100, (2, 50), generator=generator)
+    model = NgramModel(train, 100, [0])
+    words = torch.arange(100).repeat(50)
+    p = model.probabilities(left.repeat_interleave(100), words, right.repeat_interleave(100)).view(50, 100)
+    predicted = p.gather(1, model.predict(left, right)[:, None])[:, 0]
+    torch.testing.assert_close(predicted, p.amax(1), rtol=1e-12, atol=0)
+    assert torch.allclose(p.sum(1), torch.ones(50).double())
+
+
+def test_after_an_unknown_pair_the_left_neighbor_decides() -> None:
+    train = torch.tensor([5] * 50 + [7, 8, 5] * 20 + [9])
+    *_, table = ngram_baselines(train, torch.tensor([7, 8, 9]), 10, [0])
+    assert table.accuracy == 1
 
 
 def test_a_text_whose_tokens_follow_from_their_neighbors() -> None:
