@@ -105,7 +105,7 @@ COMMANDS: dict[str, Command] = {
     ),
     "retrieval": Command("retrieval --run=models/tiny --seeds=1 --steps=1 --record=record.json"),
     "compare_continued": Command(
-        "compare_continued --corpus=new.txt --old-corpus=texts --seeds=1 --steps=2 --pretraining-steps=2 "
+        "compare_continued --corpus=new.txt --old-corpus=text.txt --seeds=1 --steps=1 --pretraining-steps=1 "
         "--record=record.json"
     ),
 }
