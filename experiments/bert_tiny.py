@@ -66,7 +66,7 @@ class Options(RunOptions):
     on, which is probably too short to learn them. In unrecorded runs of 2,000 steps, the loss ended at 4.38
     nats with half of the budget at the full length, and at 4.95 nats with a quarter of the budget."""
     batch_tokens: int = 2048
-    """Tokens per step, including padding, the same for all lengths."""
+    """Tokens per step at every length, including padding, rounded down to whole rows."""
     dupe_factor: int = 10
     """How many times the text is made into pairs, different ones each time. The original code uses 10 too."""
     masking: Literal["dynamic", "static", "whole-word"] = "dynamic"

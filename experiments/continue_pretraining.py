@@ -78,7 +78,7 @@ class Options(RunOptions):
     schedule: str = "64:1"
     """Sequence lengths, each with its weight in the training budget."""
     batch_tokens: int = 2048
-    """Tokens per step, the same for all lengths."""
+    """Tokens per step at every length, rounded down to whole rows."""
     mlm_probability: float = 0.3
     """Fraction of tokens to predict in training. Evaluations always mask 15%."""
     optimizer: OptimizerName = "muon"

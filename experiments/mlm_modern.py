@@ -49,7 +49,7 @@ class Options(RunOptions):
     """Sequence lengths, each with its weight in the training budget. With rotary positions, most runs
     soon leave the plateau, even at full length. We have no recorded test of this model with a curriculum."""
     batch_tokens: int = 2048
-    """Tokens per step, the same for all lengths."""
+    """Tokens per step at every length, rounded down to whole rows."""
     mlm_probability: float = 0.3
     """Fraction of tokens to predict. ModernBERT uses 30% too. Evaluations always mask 15%."""
     hidden_size: int = 128

@@ -43,7 +43,7 @@ class Options(RunOptions):
     """Sequence lengths, each with its weight in the training budget. Length 16 comes first and gets more than
     a third of the budget: with 15 other tokens instead of 127, the model leaves the plateau sooner."""
     batch_tokens: int = 2048
-    """Tokens per step, the same for all lengths. Longer sequences mean fewer rows per batch."""
+    """Tokens per step, rounded down to whole rows. Longer sequences mean fewer rows per batch."""
     mlm_probability: float = 0.3
     """Fraction of tokens to predict. This is twice the paper's 15%, so each step makes twice as many
     predictions. Evaluations always mask 15%."""

@@ -45,7 +45,7 @@ class Options(RunOptions):
     """Sequence lengths, each with its weight in the training budget. A word says more than a character, so 64
     words make a long context."""
     batch_tokens: int = 2048
-    """Tokens per step, the same for all lengths."""
+    """Tokens per step at every length, rounded down to whole rows."""
     mlm_probability: float = 0.3
     """Fraction of tokens to predict in training. Evaluations always mask 15%."""
     hidden_size: int = 128

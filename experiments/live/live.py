@@ -93,7 +93,7 @@ class Options(RunOptions):
     """Sequence lengths of the first model and their weights in the budget. The other models train only at
     the last of these lengths."""
     batch_tokens: int = 2048
-    """Tokens per step at every length."""
+    """Tokens per step at every length, rounded down to whole rows."""
     mlm_probability: float = 0.3
     """Fraction of tokens to predict in training. Evaluations always mask 15%."""
     hidden_size: int = 80

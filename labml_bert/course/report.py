@@ -22,6 +22,14 @@ COMMAND = "python -m labml_bert.course"
 LONGEST_PARAGRAPH = 1000
 
 
+def command_line(name: str, folder: Path, step: int | None = None) -> str:
+    """A command line of the course for the exercises in `folder`, and perhaps for the step of this number."""
+    # In double quotes, because the shell of Windows doesn't know single ones.
+    quoted = f'"{folder}"' if " " in str(folder) else str(folder)
+    where = f" --folder {quoted}" if folder != Path() else ""
+    return f"{COMMAND} {name}{where}" + (f" --step {step}" if step else "")
+
+
 def read_step(text: str) -> Step:
     """The step with this number. Raises `ValueError` if there is none."""
     if not text.isdecimal() or not 1 <= int(text) <= len(STEPS):
@@ -62,7 +70,8 @@ def print_report(report: Report, folder: Path) -> None:
         if verdict.passed:
             console.print(Text(f"  {pass_and_fail()[0]} {number(step):2}  {step.title}", style="green"))
     if report.verdicts and not report.verdicts[-1].passed:
-        print_failure(by_name[report.verdicts[-1].step], report.verdicts[-1], folder)
+        step = by_name[report.verdicts[-1].step]
+        print_failure(step, report.verdicts[-1], folder, is_next=step == report.next_step)
         if report.output.strip() and report.verdicts[-1].mistake != "not written":
             say("Your code printed:")
             lines = report.output.strip().splitlines()[:10]
@@ -70,22 +79,22 @@ def print_report(report: Report, folder: Path) -> None:
     elif report.next_step is None:
         console.print()
         say(f"All {len(STEPS)} steps are done. Now train your own model, for three minutes:")
-        console.print(f"\n  {COMMAND} train\n")
+        console.print(f"\n  {command_line('train', folder)}\n")
     else:
         say(f"Next is step {number(report.next_step)}: {report.next_step.title}.")
         console.print()
     has_failed = any(not v.passed and v.mistake != "not written" for v in report.verdicts)
     if report.next_step == STEPS[len(STEPS_TO_TRAIN)] and not has_failed:
         say("You have written everything that you need to train your own model, in three minutes:")
-        console.print(f"\n  {COMMAND} train\n")
+        console.print(f"\n  {command_line('train', folder)}\n")
     for file in report.restored:
         say(f"Your code deleted or emptied {file}. It has been written again, as it was.", style="bold")
     if not report.is_saved:
         say("This folder can't be written, so the next check will run these steps again.", style="dim")
 
 
-def print_failure(step: Step, verdict: Verdict, folder: Path) -> None:
-    """Prints what is wrong with a step, with what was expected and what was found."""
+def print_failure(step: Step, verdict: Verdict, folder: Path, is_next: bool = True) -> None:
+    """Prints what is wrong with a step, what was expected and found, and the command for a hint."""
     is_unwritten = verdict.mistake == "not written"
     if verdict.mistake == "syntax error":
         line = f", line {verdict.line}" if verdict.line else ""
@@ -108,4 +117,5 @@ def print_failure(step: Step, verdict: Verdict, folder: Path) -> None:
         console.print()
         say(f"Line {verdict.line}:", 4)
         say(lines[verdict.line - 1].strip(), 6)
-    console.print(Text(f"\n  {COMMAND} hint\n", style="dim"))
+    hint = command_line("hint", folder, None if is_next else number(step))
+    console.print(Text(f"\n  {hint}\n", style="dim"))

@@ -13,6 +13,7 @@ import stat
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -198,15 +199,15 @@ class Run:
         with `auto` on a CPU times several numbers and uses the fastest. Other runs keep the current number.
         """
         self.resources.callback(torch.set_num_threads, self.default_threads)
-        self.seconds_per_step: dict[int, float] = {}
+        self.thread_speeds: dict[int, float] = {}  # tokens per second
         count = self.threads or torch.get_num_threads()
         if self.options.threads == "auto" and not self.options.resume and self.device.type == "cpu":
             length = parse_schedule(self.options.schedule)[-1].length  # type: ignore[attr-defined]
-            text, precision = self.text, trainer.precision
+            text, draw = self.text, partial(self.text.batch, length)
             with console.status("timing a few steps"):
-                self.seconds_per_step = seconds = time_threads(
-                    self.model, trainer.arguments, precision, text.generator, lambda: text.batch(length)
-                )
+                seconds = time_threads(self.model, trainer.arguments, trainer.precision, text.generator, draw)
+            tokens = text.batch_tokens // length * length
+            self.thread_speeds = {n: tokens / s for n, s in seconds.items()}
             count = broadcast_from_rank_zero(lambda: min(seconds, key=seconds.__getitem__))
         # Set the number even if it stays the same: PyTorch may behave differently if nobody has set a number.
         torch.set_num_threads(count)
@@ -218,7 +219,9 @@ class Run:
         budget = f"{options.steps:,} steps" if options.steps else f"{options.minutes:g} min"
         processes = world_size()
         device = f"{processes} × {self.device.type}" if processes > 1 else self.device
-        speed = f"{trainer.precision} on {device}, {text.batch_tokens:,} tokens per step"
+        stages = parse_schedule(options.schedule)  # type: ignore[attr-defined]
+        most = "up to " if any(text.batch_tokens % stage.length for stage in stages) else ""
+        speed = f"{trainer.precision} on {device}, {most}{text.batch_tokens:,} tokens per step"
         assert self.path is not None
         header(
             f"{self.experiment}: {title} on {text.corpus.name}",
@@ -238,13 +241,14 @@ class Run:
 
     def describe_threads(self) -> dict[str, str]:
         """Returns a header row with the speeds that `set_threads` measured, or no row if it measured none."""
-        speeds = [f"{n}: {self.text.batch_tokens / s:,.0f}" for n, s in self.seconds_per_step.items()]
+        speeds = [f"{n}: {speed:,.0f}" for n, speed in self.thread_speeds.items()]
         return {"threads": f"{self.threads} (tokens per second: {'; '.join(speeds)})"} if speeds else {}
 
     def report(self, report: Report) -> None:
         """Tracks and shows a report from the trainer."""
         held_out = {f"valid.{key}": value for key, value in (report.evaluation or {}).items()}
-        tokens_per_second = self.progress.tokens_per_second(report, self.text.batch_tokens)
+        tokens = self.text.batch_tokens // report.length * report.length  # in whole rows
+        tokens_per_second = self.progress.tokens_per_second(report, tokens)
         others = {
             "learning_rate": self.current_trainer.optimizers[0].param_groups[0]["learning_rate"],
             "length": report.length,

@@ -325,11 +325,11 @@ class ProgressLine:
         with self.progress if console.is_terminal else contextlib.nullcontext():
             yield
 
-    def tokens_per_second(self, report: Report, batch_tokens: int) -> float:
-        """Returns the speed since the last `show`, or since step 0. Each step has `batch_tokens` tokens."""
+    def tokens_per_second(self, report: Report, tokens_per_step: int) -> float:
+        """Returns the speed since the last `show`, or since step 0."""
         before = self.last or Report(0, 0.0, 0.0, {}, None, 0)
         elapsed = report.seconds - before.seconds
-        return (report.step - before.step) * batch_tokens / elapsed if elapsed > 0 else 0.0
+        return (report.step - before.step) * tokens_per_step / elapsed if elapsed > 0 else 0.0
 
     def show(self, report: Report, tokens_per_second: float) -> None:
         """Updates the bar with a report from the trainer, or prints a line if one is due."""

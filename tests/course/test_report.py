@@ -39,10 +39,16 @@ def course(tmp_path: Path) -> Path:
                 "The mean is wrong.",
                 "expected 1.0",
                 "Line 30:",
-                "course hint",
+                "course hint --folder my_bert\n",
                 "Your code printed:\n    one\n    two",
             ],
             ["Next is step"],
+        ),
+        (
+            # A check with `--step`: the hint is for this step, not for the next one.
+            Report([FAILED], STEPS[1], "", [], True),
+            ["course hint --folder my_bert --step 1\n"],
+            [],
         ),
         (
             Report([BROKEN], FIRST, "", [], True),
@@ -51,12 +57,12 @@ def course(tmp_path: Path) -> Path:
         ),
         (
             Report([PASSED], None, "", [], True),
-            [f"All {len(STEPS)} steps are done.", "course train"],
+            [f"All {len(STEPS)} steps are done.", "course train --folder my_bert\n"],
             ["Next is step", "You have written everything"],
         ),
         (
             Report([PASSED], STEPS[len(STEPS_TO_TRAIN)], "", [], True),
-            ["You have written everything", "course train"],
+            ["You have written everything", "course train --folder my_bert\n"],
             ["steps are done"],
         ),
         (
@@ -68,12 +74,19 @@ def course(tmp_path: Path) -> Path:
             [],
         ),
     ],
-    ids=["next", "wrong", "syntax error", "all done", "ready to train", "deleted, and not writable"],
+    ids=["next", "wrong", "wrong, not the next", "broken", "all done", "ready to train", "deleted"],
 )
 def test_what_a_check_prints(
-    course: Path, capsys: pytest.CaptureFixture[str], report: Report, present: list[str], absent: list[str]
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    report: Report,
+    present: list[str],
+    absent: list[str],
 ) -> None:
-    print_report(report, course)
+    monkeypatch.chdir(tmp_path)
+    write_exercises(Path("my_bert"))
+    print_report(report, Path("my_bert"))
     out = capsys.readouterr().out
     # Sentences are wrapped at the width of the terminal.
     words = " ".join(out.split())

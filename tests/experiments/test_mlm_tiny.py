@@ -84,6 +84,21 @@ def test_a_run_from_text_to_a_filled_mask(corpus_file: Path, tmp_path: Path) -> 
     assert sum(g.probability for g in second) <= 1
 
 
+def test_speeds_count_the_tokens_of_whole_rows(corpus_file: Path, tmp_path: Path) -> None:
+    """Of 150 tokens, 18 rows of 8 and 4 rows of 32 leave 6 and 22."""
+    out = run("mlm_tiny", *SMALL, "--batch-tokens", 150, "--corpus", corpus_file, "--steps", 40, cwd=tmp_path)
+    assert "up to 150 tokens per step" in " ".join(out.split())
+    metrics = read_metrics(next((tmp_path / "logs" / "mlm_tiny").iterdir()))
+    before, earlier = 0, 0.0
+    for (step, speed), (_, seconds), (_, length) in zip(
+        metrics["tokens_per_second"], metrics["seconds"], metrics["length"], strict=True
+    ):
+        tokens = (step - before) * (150 // int(length)) * length
+        assert speed * (seconds - earlier) == pytest.approx(tokens, rel=1e-6)
+        before, earlier = step, seconds
+    assert before == 40
+
+
 @pytest.mark.long
 def test_a_killed_and_resumed_run_gives_identical_tensors(corpus_file: Path, tmp_path: Path) -> None:
     """After SIGKILL and `--resume`, every tensor equals that of an uninterrupted run."""

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from labml_bert.run.record import clean_arguments
 
@@ -93,7 +94,11 @@ def test_the_third_peer_computes_a_different_model(module: dict) -> None:
     # The weights of `labml_nn` aren't replaced, and its loss isn't compared.
     assert module["check_losses"](models, batch) == 0
     assert all(torch.equal(p, before[name]) for name, p in models["labml_nn"].named_parameters())
-    assert models["labml_nn"](*batch).loss.item() > 0
+    with FlopCounterMode(display=False) as counter:
+        assert models["labml_nn"](*batch).loss.item() > 0
+    # A backward pass takes twice as many FLOPs as a forward pass.
+    counted = module["variant_flops"]("labml_nn, float32", shape.config(0.0), batch.labels)
+    assert 3 * counter.get_total_flops() == counted
 
 
 BAD_INPUT = {
