@@ -29,12 +29,21 @@ from rich.text import Text
 
 from labml_bert.course.check import check_folder, next_step, read_problem
 from labml_bert.course.folder import FILES, read_files, read_progress, write_exercises, write_progress
-from labml_bert.course.report import COMMAND, heading, number, print_failure, print_report, read_step, say
+from labml_bert.course.report import (
+    COMMAND,
+    heading,
+    number,
+    print_failure,
+    print_report,
+    read_step,
+    say,
+    shell_word,
+)
 from labml_bert.course.source import PACKAGE, function_lines, location, read_reference
 from labml_bert.course.step import Step
 from labml_bert.course.track import STEPS, STEPS_TO_TRAIN
 from labml_bert.course.train import train
-from labml_bert.stdout import as_operand, console, path_with_name, print_error, print_note
+from labml_bert.stdout import console, path_with_name, print_error, print_note
 
 
 class OneLineParser(argparse.ArgumentParser):
@@ -56,10 +65,7 @@ def start_command(options: argparse.Namespace) -> None:
     folder: Path = options.folder
     write_exercises(folder)
     say(f"Wrote {len(FILES)} files with {len(STEPS)} steps to {folder}. Begin with:")
-    name = as_operand(str(folder))
-    # In double quotes, because the shell of Windows doesn't know single ones.
-    quoted = f'"{name}"' if " " in name else name
-    console.print(f"\n  cd {quoted}\n  {COMMAND} check\n")
+    console.print(f"\n  cd {shell_word(folder)}\n  {COMMAND} check\n")
 
 
 def check_command(options: argparse.Namespace) -> bool:

@@ -15,18 +15,23 @@ from labml_bert.course.folder import read_files
 from labml_bert.course.source import first_line
 from labml_bert.course.step import Step, Verdict
 from labml_bert.course.track import STEPS, STEPS_TO_TRAIN
-from labml_bert.stdout import console, is_ascii_only
+from labml_bert.stdout import as_operand, console, is_ascii_only
 
 COMMAND = "python -m labml_bert.course"
 # A message can contain a value of any length. At most this many characters of a paragraph are printed.
 LONGEST_PARAGRAPH = 1000
 
 
-def command_line(name: str, folder: Path, step: int | None = None) -> str:
-    """A command line of the course for the exercises in `folder`, and perhaps for the step of this number."""
+def shell_word(folder: Path) -> str:
+    """The name of a folder as a word of a command line."""
+    name = as_operand(str(folder))
     # In double quotes, because the shell of Windows doesn't know single ones.
-    quoted = f'"{folder}"' if " " in str(folder) else str(folder)
-    where = f" --folder {quoted}" if folder != Path() else ""
+    return f'"{name}"' if " " in name else name
+
+
+def command_line(name: str, folder: Path, step: int | None = None) -> str:
+    """A command line of the course for the exercises in `folder`. `step` is the number of a step."""
+    where = f" --folder {shell_word(folder)}" if folder != Path() else ""
     return f"{COMMAND} {name}{where}" + (f" --step {step}" if step else "")
 
 

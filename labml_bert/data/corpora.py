@@ -190,8 +190,8 @@ def split_documents(name: str, documents: dict[str, str]) -> Corpus:
 
     Holds out about a tenth of the text. Chooses whole documents by a hash of their names, so the choice looks
     random, and adding a document usually changes it little. Chooses at most a third of the documents. If the
-    chosen documents are less than a twentieth of the text, also holds out the end of the longest document.
-    Cuts that document at a line end if one is near. Drops documents without text.
+    chosen documents are less than a twentieth of the text, also holds out the end of the longest document
+    and tries to cut it at a line end. Drops documents without text.
     """
     documents = {key: text for key, text in documents.items() if text.strip()}
     total = sum(map(len, documents.values()))

@@ -40,8 +40,8 @@ def launch(
                 main(run, options)
         except RuntimeError as error:
             trainer: Trainer | None = getattr(run, "current_trainer", None)
-            # Ctrl-C also ends the processes of the compiler, and then `torch.compile` fails in this one. But
-            # if a process was killed, `torchrun` stops the others, and `exit_cleanly` says why.
+            # Ctrl-C also ends the processes of the compiler, and then `torch.compile` fails in this one. If
+            # another process was lost, the signal comes from `torchrun`, and `exit_cleanly` reports the loss.
             if trainer is not None and trainer.stop_signal is not None and not has_lost_another(error):
                 raise KeyboardInterrupt from None
             raise

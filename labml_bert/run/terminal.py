@@ -208,7 +208,7 @@ def print_caveats(unknown: int, cut: int = 0, reason: str = "") -> None:
 
 
 def describe_unknown(fraction: float) -> str:
-    """Says which `fraction` of the held-out text is `[UNK]`. Below 1%, returns an empty string."""
+    """Says how much of the held-out text is `[UNK]`. Returns an empty string if it's less than 1%."""
     if fraction < 0.01:
         return ""
     return f"{fraction:.0%} of the held-out text is [UNK]: unknown, or words of over 100 letters"
@@ -326,7 +326,7 @@ class ProgressLine:
             yield
 
     def tokens_per_second(self, report: Report, tokens_per_step: int) -> float:
-        """Returns the speed since the last `show`, or since step 0."""
+        """Returns the tokens per second since the last call of `show`, or since step 0 if there was none."""
         before = self.last or Report(0, 0.0, 0.0, {}, None, 0)
         elapsed = report.seconds - before.seconds
         return (report.step - before.step) * tokens_per_step / elapsed if elapsed > 0 else 0.0

@@ -57,7 +57,7 @@ SECONDS_TO_SAVE = 600
 # A process that can't connect to `torchrun` gives up after this many seconds.
 SECONDS_TO_CONNECT = 5
 
-# Outside the training loop, a process exits this many seconds after SIGTERM.
+# A process that gets SIGTERM outside the training loop has this many seconds to report an error.
 SECONDS_TO_REPORT = 5
 
 # After this many seconds without a heartbeat, a process is killed by the process that watches it.
@@ -147,8 +147,8 @@ def init_process_group(device: torch.device) -> None:
 
 def exit_after_report(number: int, frame: FrameType | None) -> None:
     """
-    Handles SIGTERM outside the training loop. If a process is killed, `torchrun` sends SIGTERM to the others,
-    perhaps before they notice that they have lost the connection. So leave them some time to report it.
+    Handles SIGTERM outside the training loop. When one process is killed, `torchrun` stops the others with
+    SIGTERM. This process may not know yet that it has lost a connection, so it gets some time to report that.
     """
     timer = threading.Timer(SECONDS_TO_REPORT, os._exit, [1])
     timer.daemon = True
