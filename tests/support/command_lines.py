@@ -4,7 +4,9 @@ runs in a fork of this process, which has already loaded PyTorch, so a run takes
 """
 
 import errno
+import hashlib
 import importlib
+import inspect
 import json
 import os
 import re
@@ -25,6 +27,7 @@ from labml_bert.classify import SAVING
 from labml_bert.data import text_files, token_files
 from labml_bert.data.pair_shards import has_valid_checksums
 from labml_bert.files import PART, read_tensors
+from labml_bert.run import record
 from labml_bert.training.checkpoint import PREVIOUS
 from tests.support.runs import script, small_text
 from tests.support.syscalls import OnCall, trace
@@ -240,6 +243,10 @@ def load_libraries(words: str) -> None:
     modules += ["onnx", "onnxscript"] if "onnx" in words else []
     for module in modules:
         importlib.import_module(module)
+    # labml looks through the source of all modules. Python remembers what this finds.
+    inspect.stack()
+    # git takes long, and reads nothing in the folder.
+    record.git = lambda *words: None
     signal.signal(signal.SIGINT, before)
 
 
@@ -327,7 +334,7 @@ def same_result(name: str, data: bytes, reference: bytes, scratch: Path) -> bool
     return is_whole(name, data, reference, scratch)
 
 
-MEASURED = "second|time|date|memory|speed|ratio|flops|history|bandwidth|run"
+MEASURED = "crc32|second|time|date|memory|speed|ratio|flops|history|bandwidth|run"
 # In the records of `speed`, `speed_ablation` and `cost`.
 MEASURED += "|^(peaks|drawing|worth|least|most|anonymous|file)$"
 
@@ -337,3 +344,44 @@ def without_times(value: object) -> object:
     if isinstance(value, dict):
         return {key: without_times(item) for key, item in value.items() if not re.search(MEASURED, key)}
     return [without_times(item) for item in value] if isinstance(value, list) else value
+
+
+def digest(folder: Path, words: str, scratch: Path) -> str:
+    """A hash of what a command line depends on: the names and contents of all files, apart from times."""
+    runs = sorted({path.name for path in folder.glob("logs/*/2*")}, reverse=True)
+
+    def number_runs(text: str) -> str:
+        for number, run in enumerate(runs):
+            text = text.replace(run, f"run {number}")
+        return text
+
+    files = {number_runs(name): data for name, data in read_folder(folder).items()}
+    summary = hashlib.sha256(number_runs(words).encode())
+    for name in sorted(files):
+        summary.update(repr((name, without_measurements(name, files, scratch))).encode())
+    return summary.hexdigest()
+
+
+def without_measurements(name: str, files: dict[str, bytes], scratch: Path) -> object:
+    """The content of one of the files of a folder, apart from times. Damaged files are kept as they are."""
+    path, data = Path(name), files[name]
+    try:
+        if path.name == SUMS:
+            # These cover files with times, so keep whether they are right.
+            sums = [line.split("  ") for line in data.decode().splitlines()]
+            contents = [files.get(str(path.parent / file), b"") for _, file in sums]
+            hashes = [hashlib.sha256(content).hexdigest() for content in contents]
+            return [(file, sha256 == right) for (sha256, file), right in zip(sums, hashes, strict=True)]
+        if path.suffix in (".json", ".jsonl"):
+            lines = [data] if path.suffix == ".json" else data.splitlines()
+            return [without_times(json.loads(line)) for line in lines]
+        if path.suffix == ".safetensors":
+            file = scratch / "digest.safetensors"
+            file.unlink(missing_ok=True)
+            file.write_bytes(data)
+            tensors, metadata = read_tensors(file)
+            about = without_times(json.loads(metadata.get("about", "{}")))
+            return about, {key: value.numpy().tobytes() for key, value in tensors.items()}
+    except ValueError:
+        return data
+    return re.sub(rb"\d", b"", data) if path.suffix == ".md" else data
