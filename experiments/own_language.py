@@ -27,7 +27,7 @@ import math
 from tokenizers import Tokenizer
 
 from labml_bert.data.corpora import Corpus
-from labml_bert.data.curriculum import length_at, parse_schedule, stage_ends
+from labml_bert.data.curriculum import length_at, parse_schedule, stage_ends, tokens_per_step
 from labml_bert.data.masked_text import MaskedText
 from labml_bert.data.token_files import TokenizedCorpus, load_text_or_tokens
 from labml_bert.data.tokenizers import wordpiece_tokenizer
@@ -176,8 +176,8 @@ def main(run: Run, options: Options) -> None:
         "masked": f"{options.mlm_probability:.0%} in training, 15% of the held-out text",
     }
     if run.user_options.steps is None and options.steps:
-        passes = options.steps * options.batch_tokens / len(text.train_ids)
-        details["budget"] = f"about {passes:.0f} passes over the text"
+        tokens = sum(s.fraction * tokens_per_step(options.batch_tokens, s.length) for s in stages)
+        details["budget"] = f"about {options.steps * tokens / len(text.train_ids):.0f} passes over the text"
     trainer = run.trainer(model, text, "a modern masked language model", details)
 
     for step in trainer.steps(evaluate_at=stage_ends(stages)):  # budget, learning rate, Ctrl-C, checkpoints

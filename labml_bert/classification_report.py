@@ -25,6 +25,8 @@ from labml_bert.stdout import console, printable
 
 # If two methods reach this accuracy, the test rows say little about which of them is better.
 NEARLY_PERFECT = 0.99
+# The name of the baseline that always predicts one label.
+MOST_FREQUENT = "most frequent label"
 
 
 def measure_scores(
@@ -56,11 +58,11 @@ def print_report(
     accuracies = {name: result.accuracy for name, result in scores.items() if result}
     best = max(accuracies, key=lambda name: accuracies[name])
     gap = round(100 * (accuracies[best] - accuracies["fine-tuned model"]))
+    other = "" if best == MOST_FREQUENT else ", or use the bag of words\n  (docs/pages/heads.md shows how)"
     if gap > 0:
         console.print(
             f"\n  On these rows, the {best} is {gap} point{'s' * (gap > 1)} better than the model.\n"
-            "  Use it (docs/pages/heads.md shows how), or pretrain the encoder longer or on\n"
-            "  text of this kind."
+            f"  Pretrain the encoder longer or on text of this kind{other}."
         )
     if len(accuracies) > 2 and sorted(accuracies.values())[-2] >= NEARLY_PERFECT:
         console.print(
@@ -84,7 +86,7 @@ def measure_baselines(train: Sequence[Example], test: Sequence[Example], K: int)
     numbers = torch.tensor([example.label for example in test])  # (N)
     most_frequent = Counter(example.label for example in train).most_common(1)[0][0]
     constant = F.one_hot(torch.full_like(numbers, most_frequent), K).float()  # (N, K)
-    scores: dict[str, Score | None] = {"most frequent label": score(constant, numbers)}
+    scores: dict[str, Score | None] = {MOST_FREQUENT: score(constant, numbers)}
     if find_spec("sklearn") is None:
         return {**scores, "TF-IDF (pip install scikit-learn)": None}
     try:

@@ -99,7 +99,7 @@ def write_pretraining_card(folder: Path, command: Sequence[str], facts: dict[str
             ("option", "value"),
             [(inline_code(k), inline_code(without_folders(v))) for k, v in {**options, **sizes}.items()],
         ),
-        "Results": "On masked tokens of the held-out text:\n\n"
+        "Results": "On the held-out text: this model on its masked tokens, the others on all tokens.\n\n"
         + table(
             ("model", "loss (nats)", "accuracy"),
             [*baselines, ("this model", f"{result['loss']:.3f}", f"{result['accuracy']:.1%}")],

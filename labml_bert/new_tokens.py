@@ -10,8 +10,8 @@ vector $e$ and its output bias $b$ start as the means over the $K$ pieces:
 
 $$e = \frac{1}{K} \sum_{k=1}^{K} e_k, \qquad b = \frac{1}{K} \sum_{k=1}^{K} b_k$$
 
-Which words are worth a token? This program lists the most frequent words of your text that the tokenizer
-splits:
+Which words are worth a token? This program lists the most frequent words that the tokenizer splits. It leaves
+out the part of your text that training holds out:
 
     python -m labml_bert.new_tokens --run MODEL --corpus my_texts --count 300 > words.txt
 

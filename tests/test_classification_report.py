@@ -81,6 +81,15 @@ def test_a_baseline_that_wins_is_named(capsys: pytest.CaptureFixture[str]) -> No
     assert "is 1 point better than the model." in capsys.readouterr().out
 
 
+def test_the_most_frequent_label_is_no_advice(capsys: pytest.CaptureFixture[str]) -> None:
+    """It may be better than the model, but isn't worth using."""
+    examples = [Example(".", int(i % 4 == 0)) for i in range(40)]
+    report(torch.tensor([[0.0, 1.0]]).expand(len(examples), 2), examples)
+    out = capsys.readouterr().out
+    assert "the most frequent label is 50 points better than the model." in out
+    assert "Pretrain the encoder longer or on text of this kind.\n" in out
+
+
 def test_test_rows_that_are_too_easy_are_mentioned(capsys: pytest.CaptureFixture[str]) -> None:
     """If two methods are nearly perfect, the test rows can't tell which one is better."""
     examples = [Example(f"text {'no' if i % 2 else 'yes'}", i % 2) for i in range(40)]

@@ -38,6 +38,7 @@ def test_the_card_of_a_masked_language_model(tmp_path: Path) -> None:
         and "1,234 parameters, 1,000 steps, 60 seconds" in card["Recipe"]
     )
     assert "| unigram | 3.250 | 25.0% |\n| this model | 1.500 | 75.0% |" in card["Results"]
+    assert "this model on its masked tokens, the others on all tokens" in card["Results"]
     assert "at most 16 tokens" in card["Limits"]
     assert 'pipeline("fill-mask", "FOLDER")' in card["Use it"]
     assert card["Train it again"].strip() == "`python 'a script.py' --from …/big`"

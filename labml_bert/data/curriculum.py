@@ -51,6 +51,11 @@ def parse_schedule(text: str) -> list[Stage]:
     return [Stage(a, b / sum(weights)) for a, b in zip(lengths, weights, strict=True)]
 
 
+def tokens_per_step(batch_tokens: int, length: int) -> int:
+    """Returns the number of tokens in a batch, which has as many whole sequences as fit in `batch_tokens`."""
+    return batch_tokens // length * length
+
+
 def length_at(stages: list[Stage], progress: float) -> int:
     """Returns the sequence length once a fraction `progress`, from 0 to 1, of the budget has been spent."""
     ends = accumulate(stage.fraction for stage in stages)

@@ -26,7 +26,7 @@ from labml_bert import modern_folder
 from labml_bert.baselines.ngrams import Baseline
 from labml_bert.checksums import read_sums, write_checked
 from labml_bert.data.corpora import Corpus
-from labml_bert.data.curriculum import length_at, parse_schedule
+from labml_bert.data.curriculum import length_at, parse_schedule, tokens_per_step
 from labml_bert.data.token_files import TokenizedCorpus
 from labml_bert.data.tokenizers import check_same_tokenizer, save_tokenizer
 from labml_bert.files import (
@@ -206,7 +206,7 @@ class Run:
             text, draw = self.text, partial(self.text.batch, length)
             with console.status("timing a few steps"):
                 seconds = time_threads(self.model, trainer.arguments, trainer.precision, text.generator, draw)
-            tokens = text.batch_tokens // length * length
+            tokens = tokens_per_step(text.batch_tokens, length)
             self.thread_speeds = {n: tokens / s for n, s in seconds.items()}
             count = broadcast_from_rank_zero(lambda: min(seconds, key=seconds.__getitem__))
         # Set the number even if it stays the same: PyTorch may behave differently if nobody has set a number.
@@ -247,7 +247,7 @@ class Run:
     def report(self, report: Report) -> None:
         """Tracks and shows a report from the trainer."""
         held_out = {f"valid.{key}": value for key, value in (report.evaluation or {}).items()}
-        tokens = self.text.batch_tokens // report.length * report.length  # in whole rows
+        tokens = tokens_per_step(self.text.batch_tokens, report.length)
         tokens_per_second = self.progress.tokens_per_second(report, tokens)
         others = {
             "learning_rate": self.current_trainer.optimizers[0].param_groups[0]["learning_rate"],

@@ -6,6 +6,7 @@ from labml_bert.data.curriculum import (
     length_at,
     parse_schedule,
     stage_ends,
+    tokens_per_step,
 )
 
 
@@ -19,6 +20,10 @@ def test_the_length_follows_the_progress() -> None:
     lengths = [length_at(stages, progress) for progress in (0, 0.24, 0.25, 0.49, 0.5, 0.99, 1)]
     assert lengths == [4, 4, 8, 8, 16, 16, 16]
     assert stage_ends(stages) == [0.25, 0.5, 1]
+
+
+def test_a_batch_has_whole_sequences() -> None:
+    assert [tokens_per_step(100, length) for length in (1, 16, 100, 101)] == [100, 96, 100, 0]
 
 
 @pytest.mark.parametrize(

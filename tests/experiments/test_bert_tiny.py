@@ -10,6 +10,7 @@ import torch
 import transformers
 
 from labml_bert import fill_mask
+from labml_bert.run.fingerprint import load_script
 from labml_bert.training.checkpoint import CHECKPOINT, load_checkpoint
 from tests.support.runs import SIZES, run, small_text, start
 
@@ -39,6 +40,13 @@ def run_folder(document_folder: Path, tmp_path_factory: pytest.TempPathFactory) 
 
 def run_of(path: Path) -> Path:
     return next(iter(path.glob("logs/*/*/")))
+
+
+@pytest.mark.parametrize(("accuracy", "side"), [(0.7, "above"), (0.5, "below")])
+def test_the_accuracy_is_compared_with_the_majority_class(accuracy: float, side: str) -> None:
+    conclusion = load_script("bert_tiny").conclusion
+    result = {"next_sentence_accuracy": accuracy, "next_sentence_chance": 0.6, "pairs": 100.0}
+    assert f"2.0 standard errors {side}\n" in conclusion({**result, "next_sentence_standard_error": 0.05})
 
 
 def test_training_on_pairs_from_text_to_result(run_folder: Path) -> None:

@@ -55,15 +55,21 @@ def test_your_own_language_from_text_to_a_filled_mask(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "budget", "passes"),
+    ("words", "budget", "tokens_per_step"),
     [
-        ([], "2,000 steps", True),
-        (["--steps", "1"], "1 steps", False),
-        (["--minutes", "0.5"], "0.5 min", False),
+        ([], "2,000 steps", 2048),
+        (["--batch-tokens", "150", "--schedule", "100"], "2,000 steps", 100),
+        (["--steps", "1"], "1 steps", None),
+        (["--minutes", "0.5"], "0.5 min", None),
     ],
 )
 def test_the_budget_in_the_header(
-    words: list[str], budget: str, passes: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+    words: list[str],
+    budget: str,
+    tokens_per_step: int | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Only the header is tested: the training loop ends at once."""
     monkeypatch.setattr(Trainer, "steps", lambda *_, **__: iter(()))
@@ -73,7 +79,9 @@ def test_the_budget_in_the_header(
     out = capsys.readouterr().out
     (line,) = (line for line in out.splitlines() if line.startswith("  training "))
     assert line.split(maxsplit=1)[1].startswith(f"{budget}, ")
-    assert bool(re.search(r"about \d{3,} passes over the text", out)) == passes
+    passes = [int(number) for number in re.findall(r"about (\d+) passes over the text", out)]
+    # The text has 2,000 tokens, and about a tenth of them is held out.
+    assert passes == ([pytest.approx(2000 * tokens_per_step / 1800, rel=0.1)] if tokens_per_step else [])
 
 
 @pytest.mark.parametrize("width", [64, 96, 128, 130, 256, 512, 768])

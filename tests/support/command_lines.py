@@ -380,8 +380,8 @@ def without_measurements(name: str, files: dict[str, bytes], scratch: Path) -> o
             file.unlink(missing_ok=True)
             file.write_bytes(data)
             tensors, metadata = read_tensors(file)
-            about = without_times(json.loads(metadata.get("about", "{}")))
-            return about, {key: value.numpy().tobytes() for key, value in tensors.items()}
+            facts = without_times(json.loads(metadata.get("about", "{}")))
+            return facts, {key: value.numpy().tobytes() for key, value in tensors.items()}
     except ValueError:
         return data
     return re.sub(rb"\d", b"", data) if path.suffix == ".md" else data
