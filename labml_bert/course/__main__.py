@@ -168,10 +168,13 @@ def watch_command(options: argparse.Namespace) -> None:
 
 
 def train_command(options: argparse.Namespace) -> None:
-    """Trains the learner's own model. Raises `ValueError` if a step isn't done."""
+    """Trains the learner's own model. Raises `ValueError` if a step isn't done, or for `--record`."""
     step = next_step(options.folder)
     if step in STEPS_TO_TRAIN:
         raise ValueError(f"step {number(step)} ({step.title}) isn't done yet; run check")
+    if any(word.partition("=")[0] == "--record" for word in options.arguments):
+        # The record would say that the run used the repository's code.
+        raise ValueError("a record describes this repository's code, and you train yours; leave out --record")
     raise SystemExit(train(options.folder, options.arguments))
 
 

@@ -51,7 +51,7 @@ def main(folder: Path, arguments: list[str]) -> None:
 
     # If the learner resumed with `mlm_tiny.py`, the run would use our code instead of the learner's.
     other_folder = [] if folder == Path.cwd() else ["--folder", str(folder)]
-    terminal.start_words = ["-m", "labml_bert.course", "train", *other_folder, "--"]
+    terminal.start_words[:] = ["-m", "labml_bert.course", "train", *other_folder, "--"]
     sys.argv = [str(EXPERIMENT), *arguments]
     runpy.run_path(str(EXPERIMENT), run_name="__main__")
 

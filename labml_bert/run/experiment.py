@@ -52,6 +52,7 @@ from labml_bert.run.terminal import (
     masked_line,
     quote,
     results_table,
+    start_words,
 )
 from labml_bert.run.threads import read_threads, time_threads
 from labml_bert.stdout import console, display_path, printable
@@ -248,14 +249,11 @@ class Run:
         """Tracks and shows a report from the trainer."""
         held_out = {f"valid.{key}": value for key, value in (report.evaluation or {}).items()}
         tokens = tokens_per_step(self.text.batch_tokens, report.length)
-        tokens_per_second = self.progress.tokens_per_second(report, tokens)
-        others = {
-            "learning_rate": self.current_trainer.optimizers[0].param_groups[0]["learning_rate"],
-            "length": report.length,
-            "tokens_per_second": tokens_per_second,
-        }
+        speed = self.progress.tokens_per_second(report, tokens)
+        learning_rate = self.current_trainer.optimizers[0].param_groups[0]["learning_rate"]
+        others = {"learning_rate": learning_rate, "length": report.length, "tokens_per_second": speed}
         self.tracker.save(report.step, {"seconds": report.seconds, **report.metrics, **others, **held_out})
-        self.progress.show(report, tokens_per_second)
+        self.progress.show(report, speed)
         if console.quiet:
             # The output can't be written anymore. Stop the loop as Ctrl-C does, so that the run is saved.
             self.current_trainer.stop_signal = signal.SIGINT
@@ -322,7 +320,7 @@ class Run:
         save_tokenizer(text.tokenizer, self.path / "model")
         # Resuming a run that had ended changes nothing, so keep its card, which you may have edited.
         if trainer.step > self.first_step or not (self.path / "model" / "README.md").exists():
-            script = ["python", f"experiments/{self.experiment}.py", *self.arguments()]
+            script = ["python", *(start_words or [f"experiments/{self.experiment}.py"]), *self.arguments()]
             write_pretraining_card(self.path / "model", script, self.describe(result))
         # The evaluations during training may have used only part of the held-out text, so track this one too.
         self.tracker.save(trainer.step, {f"result.{name}": value for name, value in result.items()})

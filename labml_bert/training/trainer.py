@@ -181,10 +181,10 @@ class Trainer:
         # The points are rounded to six decimals, so compare them with a tolerance.
         self.evaluation_points = [p for p in points if p > self.progress + 1e-6 or self.progress == 0]
         self.milestones = [point for point in evaluate_at if point > self.progress]
-        self.save()
         self.start_time = None
         self.last_report = last_save = self.seconds
         with self.stoppable():
+            self.save()
             # If an evaluation or a report uses up the minutes, the last evaluation follows one step later.
             while self.progress < 1 or self.evaluation_points:
                 set_learning_rate(self.optimizers, self.arguments, self.step + 1, self.progress)

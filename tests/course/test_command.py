@@ -263,6 +263,16 @@ def test_training_needs_the_steps_that_it_uses(course: Path, capsys: pytest.Capt
     assert "step 1 (The loss) isn't done yet; run check" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("words", [["--record", "record.json"], ["--record=record.json"]])
+def test_a_training_of_the_learners_code_writes_no_record(
+    words: list[str], course: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("labml_bert.course.__main__.next_step", lambda folder: None)
+    with pytest.raises(SystemExit) as end:
+        main(["train", "--", *words])
+    assert end.value.code == 2 and "leave out --record" in capsys.readouterr().err
+
+
 @pytest.mark.long
 @pytest.mark.processes
 def test_the_learners_model_is_trained(course: Path, corpus_file: Path, tmp_path: Path) -> None:
@@ -282,7 +292,10 @@ def test_the_learners_model_is_trained(course: Path, corpus_file: Path, tmp_path
     )
     assert done.returncode == 0, done.stderr
     assert all(f"mine: {step.file}" in done.stdout for step in STEPS_TO_TRAIN)
-    assert list((tmp_path / "runs").glob("*/*/checkpoint.safetensors"))
+    (folder,) = (tmp_path / "runs").glob("*/*/")
+    assert (folder / "checkpoint.safetensors").exists()
+    command = f"python -m labml_bert.course train -- --corpus {corpus_file.name} --steps 3"
+    assert f"\n## Train it again\n\n`{command} " in (folder / "model" / "README.md").read_text("utf-8")
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="on Windows, `terminate` ends a process without a signal")

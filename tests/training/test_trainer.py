@@ -456,20 +456,23 @@ def test_a_stopped_and_resumed_run_gives_identical_tensors(tmp_path: Path, optim
     assert {7 + 1, 19 + 1} <= set(steps)
 
 
-def test_a_signal_during_the_last_save_stops_the_run(tmp_path: Path) -> None:
-    """The run is complete, but its evaluation and its result could still take minutes."""
+@pytest.mark.parametrize(("save_at", "stops_at"), [(0, 1), (30, 30)])
+def test_a_signal_during_the_first_or_last_save_stops_the_run(
+    tmp_path: Path, save_at: int, stops_at: int
+) -> None:
+    """After the last save the run is complete, but its evaluation and its result could still take minutes."""
     trainer, draw = new_trainer(tmp_path)
     save = trainer.save
 
     def save_and_stop() -> None:
-        if trainer.progress == 1:
-            os.kill(os.getpid(), signal.SIGTERM)
+        if trainer.step == save_at:
+            os.kill(os.getpid(), signal.SIGINT)
         save()
 
     trainer.save = save_and_stop  # type: ignore[method-assign]
     with pytest.raises(KeyboardInterrupt):
         train(trainer, draw)
-    assert load_checkpoint(tmp_path)[0]["step"] == trainer.step == 30
+    assert load_checkpoint(tmp_path)[0]["step"] == trainer.step == stops_at
 
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
