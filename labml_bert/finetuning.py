@@ -50,7 +50,7 @@ def encode_examples(tokenizer: Tokenizer, examples: Sequence[Example], max_lengt
 
     A text becomes `[CLS] A [SEP]`, and a pair becomes `[CLS] A [SEP] B [SEP]`, with at most `max_length`
     tokens, special tokens included. A text that is too long loses its last tokens. In a pair, the longer text
-    is shortened first.
+    is shortened first, as in `_truncate_seq_pair` of the original `run_classifier.py`.
 
     Raises `ValueError` if a text has no tokens, or if `max_length` is below 5. Even a pair of texts with one
     token each needs 5, because of the special tokens.
