@@ -195,13 +195,14 @@ class Run:
 
     def set_threads(self, trainer: Trainer) -> None:
         """
-        Sets the number of threads until the end of the run. A number in `--threads` takes precedence.
-        Otherwise, a resumed run uses the number in its checkpoint, if `Trainer.resume` restored it. A new run
-        with `auto` on a CPU times several numbers and uses the fastest. Other runs keep the current number.
+        Sets the number of threads until the end of the run. A number in `--threads` takes precedence, unless
+        the run has ended. Otherwise, a resumed run uses the number in its checkpoint, if `Trainer.resume`
+        restored it. A new run with `auto` on a CPU times several numbers and uses the fastest. Other runs
+        keep the current number.
         """
         self.resources.callback(torch.set_num_threads, self.default_threads)
         self.thread_speeds: dict[int, float] = {}  # tokens per second
-        count = self.threads or torch.get_num_threads()
+        count = (self.threads if trainer.progress < 1 else None) or torch.get_num_threads()
         if self.options.threads == "auto" and not self.options.resume and self.device.type == "cpu":
             length = parse_schedule(self.options.schedule)[-1].length  # type: ignore[attr-defined]
             text, draw = self.text, partial(self.text.batch, length)

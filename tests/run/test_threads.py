@@ -94,6 +94,10 @@ def test_auto_takes_the_fastest_and_a_resumed_run_keeps_it(
     assert load_checkpoint(folder)[0]["threads"] == fastest
     # The run has reset the number of threads for the next run in this process.
     assert torch.get_num_threads() == 2
+    # Resuming a run that has ended trains nothing, so the number stays what it was.
+    train("--resume", folder, "--threads", str(3 - fastest), "--record", "again.json")
+    assert json.loads((tmp_path / "again.json").read_text())["hardware"]["threads"] == fastest
+    assert load_checkpoint(folder)[0]["threads"] == fastest
     rewind(folder)
     monkeypatch.setattr(experiment, "time_threads", lambda *_: pytest.fail("timed again"))
     for arguments, threads in (((), fastest), (("--threads", "auto"), fastest), (("--threads", "1"), 1)):
