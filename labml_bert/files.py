@@ -202,16 +202,14 @@ def is_leftover(name: str) -> bool:
 
 
 def list_below(folder: Path) -> list[Path]:
-    """
-    All files, links and folders below a folder. Raises `OSError` if a folder can't be listed. (`Path.rglob`
-    would leave out what is in it.)
-    """
-
-    def stop(error: OSError) -> None:
-        raise error
-
-    walk = os.walk(folder, onerror=stop)
-    return [Path(parent, name) for parent, folders, files in walk for name in (*folders, *files)]
+    """All files, links and folders below a folder. Raises `OSError` if a folder can't be listed."""
+    # `Path.rglob` would leave out what can't be listed. `os.walk` calls itself for each nested folder.
+    folders, paths = [folder], list[Path]()
+    while folders:
+        inside = [*folders.pop().iterdir()]
+        paths += inside
+        folders += [path for path in inside if path.is_dir() and not path.is_symlink()]
+    return paths
 
 
 def is_empty_file(path: Path) -> bool:

@@ -7,6 +7,7 @@ import signal
 import stat
 import subprocess
 import sys
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -62,14 +63,14 @@ def test_a_folder_that_cannot_be_listed_is_not_an_empty_one(
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "b").touch()
     assert sorted(list_below(tmp_path)) == [tmp_path / "a", tmp_path / "a" / "b"]
-    scandir = os.scandir
+    iterdir = Path.iterdir
 
-    def scan(path: Path | str) -> object:
-        if Path(path).name == "a":
+    def refuse(path: Path) -> Iterator[Path]:
+        if path.name == "a":
             raise PermissionError(errno.EACCES, "Permission denied", str(path))
-        return scandir(path)
+        return iterdir(path)
 
-    monkeypatch.setattr(os, "scandir", scan)
+    monkeypatch.setattr(Path, "iterdir", refuse)
     with pytest.raises(PermissionError):
         list_below(tmp_path)
 
@@ -407,6 +408,7 @@ ROOT = Path(__file__).parents[1]
 
 HOLD_LOCK = """
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from labml_bert.files import lock
 with lock(Path(sys.argv[1])):

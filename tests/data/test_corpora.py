@@ -18,7 +18,7 @@ import pytest
 
 from labml_bert.data import corpora
 from labml_bert.data.corpora import articles, compiled_docstrings, download, load_corpus, split_documents
-from labml_bert.files import PART
+from labml_bert.files import PART, list_below
 
 
 @pytest.mark.slow("parses the whole standard library")
@@ -340,6 +340,7 @@ def test_a_deep_folder_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         with monkeypatch.context() as context:
             context.chdir(tmp_path)
             corpus = load_corpus("d")
+            assert len(list_below(tmp_path)) == 1201
         assert "".join(corpus.train + corpus.valid) == "a line\n" * 100
     finally:
         # pytest couldn't delete so deep a folder.

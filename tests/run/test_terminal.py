@@ -29,7 +29,7 @@ from labml_bert.run.terminal import (
     print_last,
     read_standard_input,
 )
-from labml_bert.stdout import PersistentConsole, console, display_path
+from labml_bert.stdout import PersistentConsole, console, display_path, print_note
 from labml_bert.training.checkpoint import CHECKPOINT, load_checkpoint
 from tests.support.runs import ROOT, SMALL, command, run, stop_with_ctrl_c
 
@@ -64,7 +64,10 @@ def test_a_name_cannot_control_the_terminal(capsys: pytest.CaptureFixture[str]) 
         fail(f"{name} is damaged\n{'x' * 5000}")
     error = capsys.readouterr().err
     assert len(error) < 1100 and error.startswith("error: a?[2J?]0;title??b is damaged x")
-    for text in (capture.get(), error):
+    print_note(f"  skipped {name}")
+    note = capsys.readouterr().err
+    assert note == "  skipped a?[2J?]0;title??b\n"
+    for text in (capture.get(), error, note):
         assert not {"\x1b", "\x07", "\u202e"} & {*text}
 
 

@@ -522,6 +522,7 @@ sys.path.insert(0, sys.argv[1])
 import torch
 from labml_bert.training import distributed
 from labml_bert.run.terminal import exit_cleanly
+assert distributed.SECONDS_WITHOUT_HEARTBEAT <= 3600
 distributed.SECONDS_WITHOUT_HEARTBEAT = 3
 distributed.init_process_group(torch.device("cpu"))
 with exit_cleanly(lambda: None, lambda: True):
