@@ -58,11 +58,13 @@ def print_report(
     accuracies = {name: result.accuracy for name, result in scores.items() if result}
     best = max(accuracies, key=lambda name: accuracies[name])
     gap = round(100 * (accuracies[best] - accuracies["fine-tuned model"]))
-    other = "" if best == MOST_FREQUENT else ", or use the bag of words\n  (docs/pages/heads.md shows how)"
     if gap > 0:
+        remedy = "Pretrain the encoder longer or on text of this kind"
+        if best != MOST_FREQUENT:
+            remedy += ", or use the bag of words\n  (docs/pages/heads.md shows how)"
         console.print(
             f"\n  On these rows, the {best} is {gap} point{'s' * (gap > 1)} better than the model.\n"
-            f"  Pretrain the encoder longer or on text of this kind{other}."
+            f"  {remedy}."
         )
     if len(accuracies) > 2 and sorted(accuracies.values())[-2] >= NEARLY_PERFECT:
         console.print(

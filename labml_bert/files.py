@@ -203,7 +203,8 @@ def is_leftover(name: str) -> bool:
 
 def list_below(folder: Path) -> list[Path]:
     """All files, links and folders below a folder. Raises `OSError` if a folder can't be listed."""
-    # `Path.rglob` would leave out what can't be listed. `os.walk` calls itself for each nested folder.
+    # `Path.rglob` skips folders that it can't list. In Python 3.11, `os.walk` is recursive, so a thousand
+    # nested folders would raise `RecursionError`.
     folders, paths = [folder], list[Path]()
     while folders:
         inside = [*folders.pop().iterdir()]

@@ -82,7 +82,7 @@ def test_a_baseline_that_wins_is_named(capsys: pytest.CaptureFixture[str]) -> No
 
 
 def test_the_most_frequent_label_is_no_advice(capsys: pytest.CaptureFixture[str]) -> None:
-    """It may be better than the model, but isn't worth using."""
+    """If always predicting one label beats the model, the report suggests only more pretraining."""
     examples = [Example(".", int(i % 4 == 0)) for i in range(40)]
     report(torch.tensor([[0.0, 1.0]]).expand(len(examples), 2), examples)
     out = capsys.readouterr().out

@@ -408,7 +408,6 @@ ROOT = Path(__file__).parents[1]
 
 HOLD_LOCK = """
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from labml_bert.files import lock
 with lock(Path(sys.argv[1])):

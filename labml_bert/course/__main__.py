@@ -168,7 +168,10 @@ def watch_command(options: argparse.Namespace) -> None:
 
 
 def train_command(options: argparse.Namespace) -> None:
-    """Trains the learner's own model. Raises `ValueError` if a step isn't done, or for `--record`."""
+    """
+    Trains the learner's own model. Raises `ValueError` if a step that the training needs isn't done, or if
+    the arguments include `--record`.
+    """
     step = next_step(options.folder)
     if step in STEPS_TO_TRAIN:
         raise ValueError(f"step {number(step)} ({step.title}) isn't done yet; run check")

@@ -40,8 +40,8 @@ def launch(
                 main(run, options)
         except RuntimeError as error:
             trainer: Trainer | None = getattr(run, "current_trainer", None)
-            # Ctrl-C also ends the processes of the compiler, and then `torch.compile` fails in this one. If
-            # another process was lost, the signal comes from `torchrun`, and `exit_cleanly` reports the loss.
+            # Ctrl-C also kills the compiler's worker processes, so `torch.compile` raises an error here. If
+            # another rank has died, `torchrun` has sent the signal, and `exit_cleanly` reports the dead rank.
             if trainer is not None and trainer.stop_signal is not None and not has_lost_another(error):
                 raise KeyboardInterrupt from None
             raise

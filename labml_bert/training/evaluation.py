@@ -24,14 +24,14 @@ def evaluate_masked_lm(
     ## A masked language model
 
     Returns the `loss`, in nats per masked token, and the `accuracy`. `held_out` contains `N` windows of `T`
-    tokens. Evaluates all of them, or with `tokens`, the first `tokens // T`. If these windows have no label,
-    goes on to the first window that has one. Afterwards, the model is in train mode."""
+    tokens. Evaluates all of them, or with `tokens`, the first `tokens // T`. If these windows have no labels,
+    continues to the first window that has some. Puts the model back in train mode."""
     model, device = trainer.model, trainer.device
     model.eval()
     loss = correct = count = 0.0
     N, T = held_out.input_ids.shape
     windows = N if tokens is None else min(N, max(1, tokens // T))
-    # A window of nothing but `[UNK]` has no label, because `[UNK]` is never masked.
+    # We never mask `[UNK]`, so a window that consists only of `[UNK]` has no labels.
     windows = max(windows, int((held_out.labels != IGNORE).any(1).byte().argmax()) + 1)
     rows = max(1, 8192 // T)
     for start in range(0, windows, rows):
@@ -58,8 +58,8 @@ def evaluate_pretraining(
     Returns the `loss` and `accuracy` on masked tokens, which you can compare with the baselines. For the
     sentence pairs, returns their number, the loss, the accuracy, the accuracy of always choosing the majority
     class (`next_sentence_chance`), and the standard error that an accuracy at that level has with this number
-    of pairs. Evaluates all batches, or only the first `batches`. If these batches have no label, goes on to
-    the first batch that has one. Afterwards, the model is in train mode."""
+    of pairs. Evaluates all batches, or only the first `batches`. If these batches have no labels, continues
+    to the first batch that has some. Puts the model back in train mode."""
     model = trainer.model
     model.eval()
     loss = correct = count = pairs = pairs_correct = random = pair_loss = 0.0

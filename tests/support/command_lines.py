@@ -243,9 +243,9 @@ def load_libraries(words: str) -> None:
     modules += ["onnx", "onnxscript"] if "onnx" in words else []
     for module in modules:
         importlib.import_module(module)
-    # labml looks through the source of all modules. Python remembers what this finds.
+    # labml calls `inspect.stack`, which looks up the files of all modules and caches them.
     inspect.stack()
-    # git takes long, and reads nothing in the folder.
+    # Starting git takes long, and git reads no file in the folder.
     record.git = lambda *words: None
     signal.signal(signal.SIGINT, before)
 
@@ -319,19 +319,20 @@ def same_result(name: str, data: bytes, reference: bytes, scratch: Path) -> bool
         # A run continues if it can't keep the checkpoint before the last one.
         return is_whole(name, data, reference, scratch)
     if name.endswith(".safetensors"):
-        tensors = []
-        # Write two files, because the tensors may be mapped from them.
-        for number, content in enumerate((data, reference)):
-            path = scratch / f"{number}.safetensors"
-            path.unlink(missing_ok=True)
-            path.write_bytes(content)
-            tensors.append(read_tensors(path)[0])
-        return tensors[0].keys() == tensors[1].keys() and all(
-            torch.equal(value, tensors[1][key]) for key, value in tensors[0].items()
+        tensors, expected = (parse_tensors(content, scratch)[0] for content in (data, reference))
+        return tensors.keys() == expected.keys() and all(
+            torch.equal(value, expected[key]) for key, value in tensors.items()
         )
     if name.endswith(".json"):
         return without_times(json.loads(data)) == without_times(json.loads(reference))
     return is_whole(name, data, reference, scratch)
+
+
+def parse_tensors(data: bytes, scratch: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+    """Returns what `read_tensors` returns for a file with the content `data`."""
+    file = scratch / "tensors.safetensors"
+    file.write_bytes(data)
+    return read_tensors(file)
 
 
 MEASURED = "crc32|second|time|date|memory|speed|ratio|flops|history|bandwidth|run"
@@ -367,7 +368,7 @@ def without_measurements(name: str, files: dict[str, bytes], scratch: Path) -> o
     path, data = Path(name), files[name]
     try:
         if path.name == SUMS:
-            # These cover files with times, so keep whether they are right.
+            # The checksum of a file that contains times differs in each run, so compare it with the file.
             sums = [line.split("  ") for line in data.decode().splitlines()]
             contents = [files.get(str(path.parent / file), b"") for _, file in sums]
             hashes = [hashlib.sha256(content).hexdigest() for content in contents]
@@ -376,10 +377,7 @@ def without_measurements(name: str, files: dict[str, bytes], scratch: Path) -> o
             lines = [data] if path.suffix == ".json" else data.splitlines()
             return [without_times(json.loads(line)) for line in lines]
         if path.suffix == ".safetensors":
-            file = scratch / "digest.safetensors"
-            file.unlink(missing_ok=True)
-            file.write_bytes(data)
-            tensors, metadata = read_tensors(file)
+            tensors, metadata = parse_tensors(data, scratch)
             facts = without_times(json.loads(metadata.get("about", "{}")))
             return facts, {key: value.numpy().tobytes() for key, value in tensors.items()}
     except ValueError:

@@ -456,9 +456,12 @@ def test_a_stopped_and_resumed_run_gives_identical_tensors(tmp_path: Path, optim
     assert {7 + 1, 19 + 1} <= set(steps)
 
 
-@pytest.mark.parametrize(("save_at", "stops_at"), [(0, 1), (30, 30)])
+@pytest.mark.parametrize(
+    ("save_at", "stops_at", "number"),
+    [(0, 1, signal.SIGINT), (30, 30, signal.SIGINT), (30, 30, signal.SIGTERM)],
+)
 def test_a_signal_during_the_first_or_last_save_stops_the_run(
-    tmp_path: Path, save_at: int, stops_at: int
+    tmp_path: Path, save_at: int, stops_at: int, number: int
 ) -> None:
     """After the last save the run is complete, but its evaluation and its result could still take minutes."""
     trainer, draw = new_trainer(tmp_path)
@@ -466,7 +469,7 @@ def test_a_signal_during_the_first_or_last_save_stops_the_run(
 
     def save_and_stop() -> None:
         if trainer.step == save_at:
-            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), number)
         save()
 
     trainer.save = save_and_stop  # type: ignore[method-assign]
