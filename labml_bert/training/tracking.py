@@ -39,7 +39,7 @@ from typing import Any
 
 from labml_bert.checksums import decode_line, encode_line, parse_json
 from labml_bert.files import append, open_to_append
-from labml_bert.stdout import display_path, print_note, without_controls
+from labml_bert.stdout import display_path, print_note
 
 METRICS = "metrics.jsonl"
 
@@ -163,8 +163,7 @@ class Tracker:
         except Exception as error:
             self.is_connected = False
             reason = " ".join(f"{type(error).__name__}: {error}".split())
-            line = f"labml failed ({reason}); metrics are only in {self.run_path / METRICS}"
-            print(without_controls(line), file=sys.stderr)
+            print_note(f"labml failed ({reason}); metrics are only in {self.run_path / METRICS}")
 
 
 def server_url() -> str | None:

@@ -18,7 +18,7 @@ from labml_bert.files import write_tensors
 from labml_bert.models import BertForMaskedLM
 from labml_bert.training.checkpoint import CHECKPOINT, PREVIOUS
 from tests.support.damage import flip_bit
-from tests.support.runs import main_in_process, small_text
+from tests.support.runs import ROOT, main_in_process, small_text
 
 
 @pytest.fixture(scope="module")
@@ -236,11 +236,45 @@ MORE_BAD_INPUT = {
 }  # fmt: skip
 
 
-CASES = {name: ("mlm_tiny", *case) for name, case in BAD_INPUT.items()} | MORE_BAD_INPUT
+# Every script that writes one record to FILE, except `gpu`, which needs a GPU.
+WITH_RECORDS = {
+    "acceptability": ["--run", "good"],
+    "attention_map": [],
+    "bert_tiny": ["--corpus", "documents"],
+    "compare_continued": [],
+    "continue_pretraining": ["--from", "good", "--corpus", "good.txt"],
+    "cost": [],
+    "finetune_docstrings": [],
+    "finetune_parameters": [],
+    "live": ["--corpus", "good.txt"],
+    "mlm_modern": ["--corpus", "good.txt"],
+    "mlm_tiny": ["--corpus", "good.txt"],
+    "mlm_words": ["--corpus", "good.txt"],
+    "own_language": ["--corpus", "good.txt"],
+    "retrieval": ["--run", "good"],
+    "speed": [],
+    "speed_ablation": [],
+    "speed_modern": [],
+}
+
+CASES = {name: ("mlm_tiny", *case) for name, case in BAD_INPUT.items()} | MORE_BAD_INPUT | {
+    f"a text in place of the record of {experiment}": (
+        experiment, [*arguments, "--record", "good.txt"], "'good.txt': it exists and is not a record"
+    )
+    for experiment, arguments in WITH_RECORDS.items()
+}  # fmt: skip
 
 
 def test_the_table_of_bad_input_has_forty_kinds() -> None:
-    assert len(CASES) == len(BAD_INPUT) + len(MORE_BAD_INPUT) >= 40
+    assert len(CASES) == len(BAD_INPUT) + len(MORE_BAD_INPUT) + len(WITH_RECORDS) >= 40
+
+
+def test_the_table_has_every_script_that_writes_a_record() -> None:
+    scripts = [path for path in (ROOT / "experiments").rglob("*.py") if "__main__" in path.read_text()]
+    with_records = {
+        path.stem for path in scripts if re.search(r"check_record\(|launch\(main", path.read_text())
+    }
+    assert with_records == {*WITH_RECORDS, "gpu"}
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -255,6 +289,8 @@ def test_bad_input_gets_one_line_and_exit_code_2(
     shutil.copytree(bad_files, tmp_path, dirs_exist_ok=True)
     os.mkfifo(tmp_path / "pipe")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    # `cost` sets this variable. Set here, it's restored after the test.
+    monkeypatch.setenv("PYTHONSAFEPATH", "1")
     files_before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     with pytest.raises(SystemExit) as exit_info:
         main_in_process(monkeypatch, tmp_path, *arguments, experiment=experiment)

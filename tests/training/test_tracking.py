@@ -271,6 +271,8 @@ def test_the_settings_file_can_configure_a_server(labml_server: LabmlServer, tmp
         # A port without a server.
         ({"labml_app_url": "http://127.0.0.1:9/api"}, "Connection refused"),
         ({"labml_app_url": "no address"}, "should be a valid URL"),
+        # The reason repeats the address. A terminal would obey its control characters.
+        ({"labml_app_url": "\x1bc is no address"}, "?c is no address"),
         ({"HOME": "/proc/nowhere"}, "No such file or directory"),
     ],
 )
