@@ -1,7 +1,7 @@
 r"""
 # All of BERT on a laptop
 
-How well can two CPU cores pretrain a small BERT in half an hour? This script trains on both of BERT's tasks
+How well can one CPU core pretrain a small BERT in half an hour? This script trains on both of BERT's tasks
 at once, with subwords and pairs of texts. The table compares the main settings with those of BERT base:
 
 | setting | BERT base | here |

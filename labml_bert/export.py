@@ -28,6 +28,7 @@ import json
 import logging
 import os
 import re
+import stat
 import warnings
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -41,7 +42,7 @@ from torch import Tensor, nn
 
 from labml_bert.bert import BertModel
 from labml_bert.checksums import reading
-from labml_bert.files import append, check_utf8, lock_output, make_folder, whole_file, write_whole
+from labml_bert.files import append, check_own, check_utf8, lock_output, make_folder, whole_file, write_whole
 from labml_bert.fill_mask import load_model
 from labml_bert.models import BertForMaskedLM
 from labml_bert.modern import ModernBertForMaskedLM
@@ -395,6 +396,8 @@ def main(argv: list[str] | None = None) -> None:
     options = parser.parse_args(argv)
     folder = options.output or options.run / options.to
     with exit_on_bad_input():
+        if options.output is None:
+            check_own(folder, stat.S_ISDIR)
         with reading(options.run, CHECKPOINT) as path:
             model, tokenizer = load_model(path)
             if options.to == "web":
@@ -417,8 +420,7 @@ def main(argv: list[str] | None = None) -> None:
                     checkpoint |= {"file": path.name, **write_weights(part, model)}
                     write_web(folder, tokenizer, arms, [checkpoint])
                 data = path.read_bytes()
-            error = f"{rounding_error(model):.1g}"
-            rows = {"rounding": f"changes a probability by about {error}, on random text"}
+            rows = {"rounding": f"changes a probability by about {rounding_error(model):.1g}, on random text"}
         else:
             check_onnx_is_here()
             path = prepare_folder(folder, "model.onnx", "tokenizer.json") / "model.onnx"

@@ -314,7 +314,8 @@ def read_tensors(path: Path) -> "tuple[dict[str, Tensor], dict[str, str]]":
     Returns the tensors of a safetensors file by name, and its metadata without the sha256. Files from other
     programs have no sha256, so they aren't checked.
 
-    Raises `ValueError` if the file can't be read, has a header that's too large, or doesn't match its sha256.
+    Raises `ValueError` if the file can't be read, has a header that's too large, or doesn't match its sha256,
+    and `MemoryError` if there isn't enough memory.
     """
     check_utf8(path)
     try:
@@ -329,6 +330,8 @@ def read_tensors(path: Path) -> "tuple[dict[str, Tensor], dict[str, str]]":
             # Clone the tensors, because Windows can't replace a file while a tensor is mapped to it.
             tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError, ValueError, RuntimeError) as error:
+        if "allocate memory" in str(error):
+            raise MemoryError from None
         raise ValueError(f"{path} is damaged or not a safetensors file ({error})") from None
     expected = metadata.pop("sha256", None)
     if expected is not None and expected != fingerprint(tensors, metadata):

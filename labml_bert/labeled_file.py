@@ -45,6 +45,9 @@ FEWEST_PER_LABEL = 3
 FEWEST_ROWS = 20
 # The most characters in a label. A longer label is probably a text in the wrong column.
 LONGEST_LABEL = 100
+# The largest size of all labels in JSON, in bytes. `config.json` has each label twice, and must be below
+# `LARGEST_CONFIG`.
+LARGEST_LABELS = 2_000_000
 # A list in a message has about this many characters at most. The message counts the rest.
 LONGEST_LIST, SHORT_LIST = 80, 50
 # A message names at most this many lines for each label or text, and this many characters of a label.
@@ -393,8 +396,8 @@ def check_columns(path: Path, rows: list[LabeledRow]) -> None:
 
 def check_counts(path: Path, texts: LabeledTexts, lines: dict[str, list[int]]) -> None:
     """
-    Raises `ValueError` if there are too few different rows or labels to train and test a classifier. `lines`
-    maps each label to the lines of its examples.
+    Raises `ValueError` if there are too few different rows or labels to train and test a classifier, or if
+    the labels take too much space. `lines` maps each label to the lines of its examples.
     """
     reason = f"; {texts.conflict_warning}" * bool(texts.conflicts)
     count = len(texts.examples)
@@ -403,6 +406,10 @@ def check_counts(path: Path, texts: LabeledTexts, lines: dict[str, list[int]]) -
     if len(texts.labels) < 2:
         only = quote_label(texts.labels[0])
         raise ValueError(f"{path}: all rows have the label {only}; a classifier needs at least two labels")
+    if sum(len(json.dumps(label)) + 20 for label in texts.labels) > LARGEST_LABELS:
+        raise ValueError(
+            f"{path} has {len(texts.labels):,} labels, too many or too long for config.json; use fewer labels"
+        )
     rare = [with_lines(label, lines[label]) for label in texts.labels if len(lines[label]) < FEWEST_PER_LABEL]
     if rare:
         raise ValueError(

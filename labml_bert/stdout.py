@@ -137,7 +137,7 @@ def without_controls(text: str) -> str:
 def explain(reason: object) -> str:
     """Describes an error in one line. For an `OSError` with a file name, the line includes that name."""
     if isinstance(reason, OSError) and reason.strerror:
-        return f"{reason.strerror} ({reason.filename})" if reason.filename else reason.strerror
+        reason = f"{reason.strerror} ({reason.filename})" if reason.filename else reason.strerror
     return " ".join(str(reason).splitlines())
 
 
@@ -166,7 +166,7 @@ def print_note(line: str) -> None:
     if not console.quiet and line not in printed_notes:
         printed_notes.add(line)
         with contextlib.suppress(OSError):
-            print(without_controls(line), file=sys.stderr)
+            print(without_controls(explain(line)), file=sys.stderr)
 
 
 def printable(token: str | None) -> str:

@@ -482,6 +482,17 @@ def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path, monkeypatch:
 
 
 @pytest.mark.parametrize("kind", ["web", "onnx"])
+def test_nothing_is_written_through_a_link_in_a_run(
+    kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = save_model(random_model(), tmp_path / "model")
+    (tmp_path / "own").mkdir()
+    (model / kind).symlink_to(tmp_path / "own")
+    assert_rejected([str(model), "--to", kind], "of its own, but is a symbolic link", tmp_path, capsys)
+    assert not [*(tmp_path / "own").iterdir()]
+
+
+@pytest.mark.parametrize("kind", ["web", "onnx"])
 @pytest.mark.long
 def test_only_one_program_exports_into_a_folder(
     kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

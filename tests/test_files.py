@@ -34,6 +34,8 @@ from labml_bert.files import (
 )
 from tests.support.damage import flip_bit
 
+ROOT = Path(__file__).parents[1]
+
 
 def test_a_signal_while_tensors_are_read_does_not_look_like_damage(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -55,6 +57,32 @@ def test_a_signal_while_tensors_are_read_does_not_look_like_damage(
     with ThreadPoolExecutor(1) as pool:
         tensors, _ = pool.submit(read_tensors, path).result()
     assert tensors["a"].equal(torch.arange(6.0))
+
+
+@pytest.mark.processes
+def test_a_lack_of_memory_does_not_look_like_damage(tmp_path: Path) -> None:
+    """The message would advise to start a new run, although nothing is wrong with the checkpoint."""
+    code = """
+import resource, sys
+from pathlib import Path
+import torch
+from labml_bert.files import read_tensors, write_tensors
+path, room = Path("x.safetensors"), int(sys.argv[1])
+write_tensors(path, {"a": torch.zeros(50_000_000)}, {})
+size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (size + room, size + room))
+try:
+    read_tensors(path)
+except MemoryError:
+    print("out of memory")
+"""
+    # The first number is too small to map the file, and the second one too small for a copy.
+    for room in (150_000_000, 300_000_000):
+        words = [sys.executable, "-c", code, str(room)]
+        process = subprocess.run(
+            words, cwd=tmp_path, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)}
+        )
+        assert process.stdout == "out of memory\n", process.stderr
 
 
 def test_a_folder_that_cannot_be_listed_is_not_an_empty_one(
@@ -403,8 +431,6 @@ def test_a_file_system_that_cannot_flush_a_folder_is_no_error(
 
 
 # Locks
-
-ROOT = Path(__file__).parents[1]
 
 HOLD_LOCK = """
 import sys

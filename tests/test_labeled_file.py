@@ -149,6 +149,8 @@ BAD_FILES = {
     "empty label": ("a.csv", HEADER + GOOD + "\nx,", "line 22: the label is empty"),
     "invisible label": ("a.csv", HEADER + GOOD + "\nx,\u200b", "line 22: the label is empty"),
     "NUL byte": ("a.csv", HEADER + GOOD + "\nx\0y,a", "line 22: the text has a NUL byte"),
+    "more labels than fit in config.json": ("a.csv", HEADER + "\n".join(f"text {i},{i % 4000:я>90}"
+                                            for i in range(12_000)), "4,000 labels, too many or too long"),
     "control character": ("a.csv", HEADER + GOOD + "\nx,\x1b[2Ja", "the label '?[2Ja' has a control"),
     "line end in a label": ("a.csv", HEADER + GOOD + '\nx,"a\nb"', "b' has a control character"),
     "text as a label": ("a.csv", HEADER + GOOD + "\na," + "x" * 101, "has 101 characters; use at most 100; "

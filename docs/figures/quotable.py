@@ -1,8 +1,8 @@
 """
 # What a chapter may quote
 
-Nobody types a measured number into a chapter. An expression between `{{ ` and ` }}` computes it, and may use
-only the names that `quotable` returns.
+A chapter needn't repeat the numbers in a record: an expression between `{{ ` and ` }}` computes them, and may
+use only the names that `quotable` returns.
 """
 
 import math

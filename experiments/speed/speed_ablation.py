@@ -17,7 +17,7 @@ word.
 |---|---|
 | bfloat16 | the CPU's matrix unit doesn't take float32 |
 | logits only where a label is, and the last layer too | five sixths of the logits are never read |
-| last layer only where a label is | neither are five sixths of the hidden states after the last attention |
+| last layer only where a label is | five sixths of its outputs are never read, either |
 | dropout by 16 bits | PyTorch draws a random number for each element, one after another |
 | one matmul for query, key and value | fewer and larger matmuls; one gradient to add instead of three |
 | attention in two matmuls | the fused kernel's backward pass doesn't use the matrix unit in bfloat16 |
@@ -31,7 +31,7 @@ word.
 | heads laid out in advance | one copy instead of one before each matmul |
 | linear and cross entropy in one | the full logits are never in memory |
 | memory is kept | the system otherwise hands out each large tensor page by page |
-| gelu by tanh | no error function, but then it's a different model |
+| gelu by tanh | tanh is faster than the error function, but it changes the model |
 
 Three ideas are not in the tables:
 

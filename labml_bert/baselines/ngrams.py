@@ -10,9 +10,9 @@ them only need counts, and each one shows something that a model may or may not 
 | unigram | how often each token occurs |
 | two-neighbor n-gram, a table of counts | which tokens occurred between the same two neighbors in training |
 
-A masked language model whose loss stays at the unigram baseline is on the plateau: it has learned the
-frequencies, but it doesn't use the neighbors yet. The n-gram model always sees both neighbors, but a masked
-language model may find them masked too. So the n-gram model is harder to beat than it looks.
+A masked language model whose loss stays near the unigram baseline has learned the frequencies, but it doesn't
+use the neighbors yet. The n-gram model always sees both neighbors, but a masked language model may find them
+masked too. So the n-gram model is harder to beat than it looks.
 
 Letters for sizes: `N` tokens of training text, `M` tokens of held-out text to predict, `K` different keys,
 `V` vocabulary.

@@ -189,9 +189,9 @@ def split_documents(name: str, documents: dict[str, str]) -> Corpus:
     ## What is held out
 
     Holds out about a tenth of the text. Chooses whole documents by a hash of their names, so the choice looks
-    random, and adding a document usually changes it little. Chooses at most a third of the documents. If the
-    chosen documents are less than a twentieth of the text, also holds out the end of the longest document
-    and tries to cut it at a line end. Drops documents without text.
+    random, and adding a document usually changes it little. Chooses at most a third of the documents. If they
+    are less than a twentieth of the text, also holds out the end of the longest other document, and tries to
+    cut it at a line end. Drops documents without text.
     """
     documents = {key: text for key, text in documents.items() if text.strip()}
     total = sum(map(len, documents.values()))
@@ -201,18 +201,17 @@ def split_documents(name: str, documents: dict[str, str]) -> Corpus:
         if len(documents[key]) <= room and len(valid) < len(documents) // 3:
             valid.add(key)
             room -= len(documents[key])
+    end: list[str] = []
     if room > total / 20:
-        longest, text = max(documents.items(), key=lambda item: len(item[1]))
+        longest = max((key for key in documents if key not in valid), key=lambda key: len(documents[key]))
+        text = documents[longest]
         split = max(0, len(text) - int(room))
         # Cut at a line end only if one is near. With an earlier line end, far more text would be held out.
         split = text.rfind("\n", max(0, split - int(room / 2)), split) + 1 or split
-        train = [documents[key] if key != longest else text[:split] for key in documents if key not in valid]
-        return Corpus(name, train, [*(documents[key] for key in documents if key in valid), text[split:]])
-    return Corpus(
-        name,
-        [text for key, text in documents.items() if key not in valid],
-        [text for key, text in documents.items() if key in valid],
-    )
+        documents[longest] = text[:split]
+        end = [text[split:]]
+    train = [text for key, text in documents.items() if key not in valid and text]
+    return Corpus(name, train, [*(text for key, text in documents.items() if key in valid), *end])
 
 
 def python_documents() -> Iterator[tuple[str, str]]:

@@ -350,6 +350,8 @@ def open_dataset(folder: Path, fingerprint: str | None = None) -> "Dataset":
     # `datasets` treats names as glob patterns, which could match files in another folder.
     files = [glob.escape(str(folder.absolute() / part["name"])) for part in parts if part["rows"]]
     arrow = folder / "arrow" / digest[:16]
+    for path in (arrow.parent, arrow):
+        check_own(path, stat.S_ISDIR)
     # Another process may be unpacking the same files.
     with lock(folder, lambda: None, ".arrow.lock"):
         is_intact = are_as_listed(arrow, unpacked_files(arrow))

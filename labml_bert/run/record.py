@@ -43,7 +43,8 @@ def check_record(path: Path, experiment: str) -> None:
         if obstacle := find_obstacle(path, name):
             raise ValueError(obstacle)
         part = partial_path(path)
-        part.touch(exist_ok=False)
+        part.unlink(missing_ok=True)  # A killed process with the same id may have left it.
+        part.touch()
         part.unlink()
         last_seen[path.absolute()] = file_state(path)
     except (OSError, ValueError) as error:

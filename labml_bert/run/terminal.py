@@ -74,10 +74,7 @@ def exit_on_bad_input() -> Iterator[None]:
     except KeyboardInterrupt:
         raise SystemExit(130) from None
     except BaseException as error:
-        # A tokenizer that can't encode a text raises a bare `Exception` or a `PanicException`.
-        if type(error) is not Exception and type(error).__name__ != "PanicException":
-            raise
-        fail(f"the program or a library failed: {error}")
+        fail_on_tokenizer_error(error)
 
 
 def hide_interrupt(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -141,6 +138,8 @@ def exit_cleanly(
                 remedy = f"resume with {' '.join(map(quote, resume_arguments(path)))}"
             fail(f"another process of this run was killed; {remedy}")
         fail_on_runtime_error(error)
+    except BaseException as error:
+        fail_on_tokenizer_error(error)
 
 
 @contextlib.contextmanager
@@ -244,6 +243,16 @@ def fail_on_runtime_error(error: RuntimeError | MemoryError) -> NoReturn:
             "--gradient-accumulation-steps"
         )
     fail("out of memory; use a smaller model, batch or text")
+
+
+def fail_on_tokenizer_error(error: BaseException) -> NoReturn:
+    """
+    Ends the program with one line if a tokenizer can't encode a text. `tokenizers` then raises a bare
+    `Exception` or a `PanicException`. Raises any other exception again.
+    """
+    if type(error) is not Exception and type(error).__name__ != "PanicException":
+        raise error
+    fail(f"a library failed, probably the tokenizer ({error}); use another tokenizer or text")
 
 
 def command(*words: str) -> str:

@@ -33,8 +33,8 @@ def read_threads(value: str) -> int | None:
     """
     if value in ("auto", "default"):
         return None
-    if not value.isdecimal() or not 1 <= int(value) <= MOST_THREADS:
-        raise ValueError(f"threads is {value!r}; it must be auto, default or a number from 1 to 1,024")
+    if not value.isdecimal() or len(value) > 9 or not 1 <= int(value) <= MOST_THREADS:
+        raise ValueError(f"threads is {value[:20]!r}; it must be auto, default or a number from 1 to 1,024")
     return int(value)
 
 

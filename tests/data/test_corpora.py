@@ -101,6 +101,18 @@ def test_beside_a_long_document_most_short_ones_are_training_text() -> None:
     assert 0.09 < corpus.valid_characters / (corpus.train_characters + corpus.valid_characters) < 0.11
 
 
+def test_no_document_is_held_out_twice() -> None:
+    """Here, a third of the documents is reached with tiny ones and the longest one."""
+    names = sorted(map(str, range(60)), key=lambda name: hashlib.sha256(name.encode()).digest())
+    lengths = [10] * 19 + [3500] + [3301] * 29 + [10] * 11
+    documents = {name: name.rjust(length) for name, length in zip(names, lengths, strict=True)}
+    corpus = split_documents("x", documents)
+    assert corpus.train_characters + corpus.valid_characters == sum(lengths)
+    assert documents[names[19]] in corpus.valid
+    assert 0.05 < corpus.valid_characters / sum(lengths) < 0.1
+    assert "" not in corpus.train
+
+
 def test_a_tenth_is_held_out_even_if_lines_are_long() -> None:
     for text in ("A title\n" + "word " * 20_000, "\n".join("word " * n for n in (2_000, 4_000, 14_000))):
         corpus = split_documents("x", {"x": text})

@@ -103,6 +103,8 @@ def test_a_random_start_has_the_same_sizes(folder: Path, monkeypatch: pytest.Mon
     assert isinstance(model, ModernBertForMaskedLM) and isinstance(other, ModernBertForMaskedLM)
     assert other.config == model.config
     assert (other.decoder.weight - model.decoder.weight).abs().max() > 0.01
+    # The same flag is no error when the run is resumed.
+    assert continue_in(folder, monkeypatch, f"--resume={scratch}", "--from-scratch") == scratch
 
 
 def test_a_run_of_a_bert_without_special_tokens_continues(

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from labml_bert.files import partial_path
 from labml_bert.run import record as record_module
 from labml_bert.run.record import check_record, last_seen, origin, recorded_experiment, write_record
 
@@ -67,6 +68,17 @@ def test_a_record_is_replaced(tmp_path: Path) -> None:
         check_record(path, "mlm_tiny")
         assert path.read_text() == text
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_killed_process_with_the_same_id_blocks_no_record(tmp_path: Path) -> None:
+    """In a container, the ids of processes repeat."""
+    part = partial_path(tmp_path / "record.json")
+    (tmp_path / "own.txt").write_text("own")
+    for make in (part.touch, lambda: part.symlink_to("own.txt")):
+        make()
+        check_record(tmp_path / "record.json", "cost")
+    assert [path.name for path in tmp_path.iterdir()] == ["own.txt"]
+    assert (tmp_path / "own.txt").read_text() == "own"
 
 
 def test_a_record_of_another_experiment_is_kept(tmp_path: Path) -> None:

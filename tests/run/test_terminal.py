@@ -10,13 +10,16 @@ import struct
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 from rich.table import Table
 from rich.text import Text
-from tokenizers import Tokenizer, models
+from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
 from labml_bert import files
 from labml_bert.run import terminal
@@ -67,6 +70,10 @@ def test_a_name_cannot_control_the_terminal(capsys: pytest.CaptureFixture[str]) 
     print_note(f"  skipped {name}")
     note = capsys.readouterr().err
     assert note == "  skipped a?[2J?]0;title??b\n"
+    with pytest.raises(SystemExit):
+        fail(OSError(errno.ENOENT, "No such file", "a\nerror: b"))
+    print_note("c\nerror: d")
+    assert len(capsys.readouterr().err.splitlines()) == 2
     for text in (capture.get(), error, note):
         assert not {"\x1b", "\x07", "\u202e"} & {*text}
 
@@ -397,14 +404,22 @@ def test_a_terminal_shows_one_bar_and_a_second_process_is_rejected(corpus_file: 
         pass
 
 
-def test_a_text_that_a_tokenizer_cannot_encode_gets_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("block", [exit_on_bad_input, partial(exit_cleanly, lambda: None, lambda: False)])
+def test_a_text_that_a_tokenizer_cannot_encode_gets_one_line(
+    block: Callable[[], AbstractContextManager[None]], capfd: pytest.CaptureFixture[str]
+) -> None:
     """The library raises a bare `Exception`. Its panics aren't even an `Exception`."""
-    tokenizer = Tokenizer(models.WordPiece({"a": 0}, unk_token="[UNK]"))
-    with pytest.raises(SystemExit) as exit_info, exit_on_bad_input():
-        tokenizer.encode("b")
-    assert exit_info.value.code == 2
-    assert re.fullmatch("error: the program or a library failed: .+\n", capsys.readouterr().err)
-    with pytest.raises(AttributeError), exit_on_bad_input():
+    raises = Tokenizer(models.WordPiece({"a": 0}, unk_token="[UNK]"))
+    panics = Tokenizer(models.WordPiece({"[UNK]": 0}, unk_token="[UNK]"))
+    panics.pre_tokenizer = pre_tokenizers.Split(Regex("(q+q+)+y| "), "removed")
+    for tokenizer in (raises, panics):
+        with pytest.raises(SystemExit) as exit_info, block():
+            tokenizer.encode("q" * 40)
+        assert exit_info.value.code == 2
+        # The library's own message about a panic comes before ours.
+        *_, line = capfd.readouterr().err.splitlines()
+        assert re.fullmatch(r"error: a library failed, probably the tokenizer \(.+\); use another .+", line)
+    with pytest.raises(AttributeError), block():
         raise AttributeError("a bug of ours")
 
 

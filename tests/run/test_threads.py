@@ -40,6 +40,8 @@ def test_powers_of_two_and_the_largest_number_are_tried(most: int, counts: list[
 
 
 def test_an_option_that_names_no_threads_is_rejected() -> None:
+    with pytest.raises(ValueError, match=r"threads is '1{20}'; it must be auto"):
+        read_threads("1" * 5000)  # Python refuses to convert so many digits.
     assert [read_threads(value) for value in ("auto", "default", "1", "16")] == [None, None, 1, 16]
     for value in ("", "0", "-1", "2.5", "all", "1025"):
         with pytest.raises(ValueError, match="must be auto, default or a number from 1 to 1,024"):
