@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -59,6 +60,17 @@ def test_a_signal_while_tensors_are_read_does_not_look_like_damage(
     assert tensors["a"].equal(torch.arange(6.0))
 
 
+def test_a_file_that_cannot_be_mapped_to_memory_is_not_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "x.safetensors"
+    write_tensors(path, {"a": torch.zeros(1)}, {})
+    for error, kind in (("unable to mmap: Cannot allocate memory (12)", MemoryError), ("other", ValueError)):
+        monkeypatch.setattr(files, "safe_open", Mock(side_effect=RuntimeError(error)))
+        with pytest.raises(kind):
+            read_tensors(path)
+
+
 @pytest.mark.processes
 def test_a_lack_of_memory_does_not_look_like_damage(tmp_path: Path) -> None:
     """The message would advise to start a new run, although nothing is wrong with the checkpoint."""
@@ -88,9 +100,10 @@ except MemoryError:
 def test_a_folder_that_cannot_be_listed_is_not_an_empty_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "a").mkdir()
-    (tmp_path / "a" / "b").touch()
-    assert sorted(list_below(tmp_path)) == [tmp_path / "a", tmp_path / "a" / "b"]
+    names = ["a", "a/b", "a/b/c", "d", "d/b", "d/b/c"]
+    for name in names:
+        (tmp_path / name).mkdir()
+    assert sorted(list_below(tmp_path)) == [tmp_path / name for name in names]
     iterdir = Path.iterdir
 
     def refuse(path: Path) -> Iterator[Path]:
