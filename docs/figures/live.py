@@ -38,6 +38,10 @@ def curves(record: Record) -> Markup:
     baselines = [(baseline["name"], baseline["loss"]) for baseline in record.data["baselines"]]
     title = "Held-out loss of the page's three models"
     caption = f"{title}, by steps of training. The dotted lines are baselines that only count."
+    on_part = [f"{name}: {run.data['result']['loss']:.2f}" for name, run in runs.items() if run.is_on_part]
+    if on_part:
+        caption += " Some curves are for only part of the held-out text. The final losses on all of it: "
+        caption += f"{', '.join(on_part)}."
     return line_chart(lines, title, "steps of training", "loss, nats per masked token", baselines, caption)
 
 

@@ -42,6 +42,11 @@ class Record:
         seconds = dict(history["seconds"])
         return [(seconds[step] if over == "seconds" else step, value) for step, value in history[metric]]
 
+    @property
+    def is_on_part(self) -> bool:
+        """Whether the curve of the held-out loss, unlike the final loss, is for part of the held-out text."""
+        return abs(self.data["history"]["valid.loss"][-1][1] - self.data["result"]["loss"]) > 0.005
+
     def machine(self) -> str:
         """The machine and the precision, in a few words."""
         hardware = self.data["hardware"]

@@ -58,7 +58,7 @@ function shapes_of({ model_type, vocab_size: V, hidden_size: D, intermediate_siz
 function fault_of_arm(arm, tokens) {
   if (!is_object(arm) || !is_object(arm.config)) return "it has no config";
   const { config, dtype, tensors, curve } = arm;
-  if (!Object.hasOwn(CONFIGS, config.model_type)) return `its model_type is ${config.model_type}`;
+  if (typeof config.model_type !== "string" || !Object.hasOwn(CONFIGS, config.model_type)) return `its model_type is ${config.model_type}`;
   const wrong = CONFIGS[config.model_type].find((name) => !is_count(config[name])) ??
     NUMBERS[config.model_type].find((name) => !(Number.isFinite(config[name]) && config[name] > 0));
   if (wrong) return `its ${wrong} is ${config[wrong]}`;
@@ -90,9 +90,9 @@ function fault(card) {
   // The page looks up one character at a time.
   if (tokens.some((token) => [...token].length !== 1 && !/^\[\w+\]$/.test(token))) return "its tokens aren't characters";
   if (new Set(tokens).size < tokens.length) return "it has a token twice";
-  const is_id = (id) => Number.isInteger(id) && id >= 0 && id < tokens.length;
-  if (!is_id(card.mask_id) || !is_id(card.unk_id)) return "it has no id of [MASK] or [UNK]";
-  const has_frame = is_id(card.cls_id) && is_id(card.sep_id);
+  const is_token = (id, name) => Number.isInteger(id) && tokens[id] === name;
+  if (!is_token(card.mask_id, "[MASK]") || !is_token(card.unk_id, "[UNK]")) return "it has no id of [MASK] or [UNK]";
+  const has_frame = is_token(card.cls_id, "[CLS]") && is_token(card.sep_id, "[SEP]");
   if (!has_frame && (card.cls_id !== null || card.sep_id !== null)) return "its id of [CLS] or [SEP] is no id";
   if (!is_object(arms)) return "it has no arms";
   for (const [name, arm] of Object.entries(arms)) {
@@ -106,6 +106,7 @@ function fault(card) {
   const has_moment = (one) => Number.isFinite(one.seconds) && is_on_curve(one.steps, one.loss);
   const is_checkpoint = (one) =>
     is_object(one) && Object.hasOwn(arms, one.arm) && (has_moment(one) || (checkpoints.length === 1 && one.loss === null)) &&
+    [one.file, one.sha256].every((value) => typeof value === "string") &&
     /^[\w-]+\.bin$/.test(one.file) && is_count(one.bytes) && /^[0-9a-f]{64}$/.test(one.sha256);
   if (!Array.isArray(checkpoints) || !checkpoints.length || !checkpoints.every(is_checkpoint)) return "its checkpoints don't fit";
   if (new Set(checkpoints.map(({ file }) => file)).size < checkpoints.length) return "two of its checkpoints share a file";

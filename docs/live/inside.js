@@ -109,11 +109,6 @@ export class Inside {
     this.plot.append(this.dots);
   }
 
-  // A checkpoint is drawn on its curve. Its own loss is that of the rounded weights and may differ a little.
-  height({ arm, steps, loss }) {
-    return this.metadata.arms[arm].curve.find(([when]) => when === steps)?.[1] ?? loss;
-  }
-
   nearest(steps) {
     const far = (one) => Math.abs(one.steps - steps);
     return this.stops().reduce((a, b) => (far(b) < far(a) ? b : a));
@@ -136,7 +131,7 @@ export class Inside {
       draw("path", { class: "now", d: `M${x(steps)},10V${HEIGHT - BOTTOM}` }),
       ...stops.map((one) => {
         const now = one === checkpoint;
-        return draw("circle", { class: now ? "stop now" : "stop", cx: x(one.steps), cy: y(this.height(one)), r: now ? 8 : 4.5 });
+        return draw("circle", { class: now ? "stop now" : "stop", cx: x(one.steps), cy: y(one.loss), r: now ? 8 : 4.5 });
       }),
     );
   }

@@ -120,14 +120,24 @@ export async function open(root, pressed) {
     if (!globalThis.Worker) throw new Error("This browser has no web workers, and the model needs one.");
     if (!globalThis.ReadableStream) throw new Error("This browser can't read a download as it arrives, and the page needs that.");
     model = new Model();
-    arriving = progress("Downloading the model", () => model.call("cancel"));
+    let canceled = false;
+    arriving = progress("Downloading the model", () => {
+      canceled = true;
+      model.call("cancel");
+    });
+    // Between two downloads, there is nothing to abort.
+    const check = () => {
+      if (canceled) throw Object.assign(new Error(), { canceled });
+    };
     status.textContent = "";
     button.hidden = true;
     button.after(arriving.element);
     if (pressed) arriving.stop.focus();
     const metadata = await model.call("metadata");
+    check();
     const last = metadata.checkpoints.at(-1);
     await model.call("fetch", { file: last.file }, arriving.tell);
+    check();
     const page = new Live(root, model, metadata, last);
     if (root.dataset.kind === "page") {
       const { Inside } = await import("./inside.js").catch(() => {

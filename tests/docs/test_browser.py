@@ -169,6 +169,13 @@ QUERIES = {
     "named entity recognition": "heads/#tokens-and-spans",
     "sentiment analysis": "heads/#fine-tune-on-your-own-labels",
     "sentence embeddings": "sentence-vectors/",
+    "labels -100": "idea/#mask-some-tokens",
+    "ignore_index -100": "idea/#mask-some-tokens",
+    "text longer than 512 tokens": "embeddings/",
+    # Contractions, possessives and curly apostrophes are left out.
+    "why doesn't my loss decrease": "stuck/",
+    "why doesn’t my loss fall": "stuck/",
+    "BERT's decoder": "decoder/",
     # Signs of the query language are left out.
     "loss:": "glossary/#cross-entropy",
     "perplexity:": "glossary/#perplexity",
@@ -314,6 +321,46 @@ def test_the_bar_names_the_section_that_is_being_read(
     assert page.evaluate("scrollY") == before > 0, "the focus in the bar leaves the page where it is"
     page.evaluate("scrollTo(0, 0)")
     page.wait_for_selector("#section:empty", state="attached")
+
+
+def test_the_outline_names_the_section_above_a_subsection(server: str, page: "sync_api.Page") -> None:
+    page.goto(server + "recipe/#batch-size")
+    page.wait_for_selector(".outline [aria-current=true]")
+    assert page.inner_text(".outline [aria-current]") == "Why the numbers differ"
+    assert page.text_content("#sections [aria-current]") == "Batch size"
+
+
+def test_letters_open_no_other_page_after_a_search(server: str, page: "sync_api.Page") -> None:
+    """Material's script, which loads with the search, has keys of its own."""
+    page.goto(server + "masking/")
+    type_in_search(page, "tokens")
+    page.keyboard.press("Escape")
+    page.focus("#scheme")
+    for key in "np,.fs":
+        page.keyboard.press(key)
+    page.wait_for_timeout(300)
+    assert page.url.startswith(server + "masking/") and not page.is_checked("#__search")
+
+
+def test_a_link_to_a_folded_line_scrolls_to_it(server: str, page: "sync_api.Page") -> None:
+    page.set_viewport_size({"width": 390, "height": 844})
+    page.goto(server + "labml_bert/bert/")
+    page.evaluate("scrollTo(0, document.documentElement.scrollHeight)")
+    for line in ("L60", "L100"):
+        page.evaluate(f"location.hash = '{line}'")
+        page.wait_for_timeout(300)
+        assert 0 < page.evaluate(f"document.getElementById('{line}').getBoundingClientRect().top") < 844
+
+
+@pytest.mark.parametrize("address", ["course/", "ladder/", "claims/", "stuck/"])
+def test_tables_are_whole_on_paper(server: str, page: "sync_api.Page", address: str) -> None:
+    page.set_viewport_size({"width": 718, "height": 1000})  # A4 with Chromium's margins
+    page.emulate_media(media="print")
+    page.goto(server + address)
+    edges = page.eval_on_selector_all(
+        ".wide table", "all => all.map((one) => one.getBoundingClientRect().right)"
+    )
+    assert max(edges) <= 718
 
 
 def test_the_outline_of_a_chapter_stays_in_view(server: str, page: "sync_api.Page") -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.serving import first_search_results, type_in_search
+from tests.support.serving import CHROMIUM, FLAGS, first_search_results, type_in_search
 
 sync_api = pytest.importorskip("playwright.sync_api")
 ROOT = Path(__file__).parents[2]
@@ -50,6 +50,34 @@ def test_every_page_fits_on_a_phone(site: Path, server: str, page: "sync_api.Pag
         widths[address] = page.evaluate("document.documentElement.scrollWidth")
     assert {address: width for address, width in widths.items() if width > 320} == {}
     assert {address: count for address, count in counts.items() if count} == {}
+
+
+@pytest.mark.parametrize("font_size", [16, 20, pytest.param(24, marks=pytest.mark.long)])
+def test_asides_and_outline_have_room_beside_the_scrollbar(
+    server: str, browser: "sync_api.Browser", font_size: int
+) -> None:
+    """`font_size` is the browser's setting. The page hides what is wider than the window."""
+    flags = [*FLAGS.split(), f"--blink-settings=defaultFontSize={font_size}"]
+    other = browser.browser_type.launch(
+        executable_path=CHROMIUM, args=flags, ignore_default_args=["--hide-scrollbars"]
+    )
+    page = other.new_page()
+    page.goto(server + "idea/")
+    assert page.evaluate("innerWidth > document.documentElement.clientWidth"), "no scrollbar"
+    faults, counts = [], set()
+    for width in (390, 960, 1100, 1220, 1240, 1280, 1311, 1312, 1440, 1640, 1920, 1968):
+        page.set_viewport_size({"width": width, "height": 800})
+        edges = page.evaluate("""
+          [...document.querySelectorAll("#content > :is(p, h2, .aside), .masthead label, .masthead button")]
+            .filter((one) => one.checkVisibility()).map((one) => one.getBoundingClientRect().right)""")
+        if max(edges) > page.evaluate("document.documentElement.clientWidth") + 1:
+            faults.append(f"cut off at {width}")
+        outline, text = (page.locator(name).first.bounding_box() for name in (".outline", "#content > p"))
+        counts.add(outline is not None)
+        if outline and text and outline["x"] + outline["width"] > text["x"]:
+            faults.append(f"the outline covers text at {width}")
+    other.close()
+    assert not faults and counts == {True, False}
 
 
 def test_a_stacked_row_names_each_cell(server: str, page: "sync_api.Page") -> None:

@@ -42,9 +42,11 @@ function unfold() {
   }
   const target = document.getElementById(id);
   const fold = target && target.closest("details");
-  if (fold && !fold.open) {
+  if (fold) {
     fold.open = true;
     target.scrollIntoView();
+    // On the way there, the browser lays out what it has skipped so far, and the target moves.
+    requestAnimationFrame(() => target.scrollIntoView());
   }
 }
 
@@ -158,18 +160,19 @@ document.getElementById("__search").addEventListener("change", (event) => {
 // Material ends each word of a query with a wildcard, so the "a" in "what is a token" would match every word that
 // begins with an a. The index contains no stop words, so leave them out of the query, unless nothing else is left.
 // Leave out the signs of the query language too: the minus sign in "ignore_index -100" would exclude pages with 100.
+// The index splits "BERT's" and "doesn't" into two words each, and the second one would match too much.
 const STOP_WORDS = new Set(
-  ("a about after all am an and any are as at be between by can could difference do does don't each else for from get " +
-    "happens has have how i i'm if in into is isn't it its like many mean means much my need not of on one or should " +
-    "so than that the their them then there they this to use used using versus vs was we what what's when where which " +
+  ("a about after all am an and any are as at be between by can could difference do does each else for from get " +
+    "happens has have how i i'm if in into is it its like many mean means much my need not of on one or should " +
+    "so than that the their them then there they this to use used using versus vs was we what when where which " +
     "who why will with without work works would you your").split(" "),
 );
 const QUERY = 2; // Material's number for messages with a query
 const postMessage = Worker.prototype.postMessage;
 Worker.prototype.postMessage = function (message, ...others) {
   if (message?.type === QUERY) {
-    const all = message.data.split(/[\s:~^]+/).map((word) => word.replace(/^-+/, "")).filter(Boolean);
-    const words = all.filter((word) => !STOP_WORDS.has(word.toLowerCase()));
+    const all = message.data.replace(/[‘’]/g, "'").split(/[\s:~^]+/).map((word) => word.replace(/^-+|'s$/gi, "")).filter(Boolean);
+    const words = all.filter((word) => !STOP_WORDS.has(word.toLowerCase()) && !/n't$/i.test(word));
     message = { ...message, data: words.map((word) => `${word}^10 ${word}`).join(" ") || all.join(" ") };
   }
   return postMessage.call(this, message, ...others);
@@ -207,8 +210,11 @@ function follow() {
   const name = parts.map((node) => node.textContent).join("");
   if (!section || section.textContent === name) return;
   section.textContent = name;
+  // The outline has no subsections.
+  const above = headings.slice(0, headings.indexOf(current) + 1).findLast((heading) => heading.matches("h2"));
   for (const link of document.querySelectorAll(".outline a, #sections a")) {
-    if (link.hash === `#${current?.id}`) link.setAttribute("aria-current", "true");
+    const shown = link.closest(".outline") ? above : current;
+    if (link.hash === `#${shown?.id}`) link.setAttribute("aria-current", "true");
     else link.removeAttribute("aria-current");
   }
 }
@@ -228,6 +234,8 @@ document.addEventListener("scroll", () => (hideTip(), follow()), { passive: true
 document.addEventListener("keydown", (event) => {
   if (event.key === "Escape") hideTip();
   walk(event);
+  // If you press a letter, a comma or a period, Material's script would open the search or another page.
+  if (event.key.length === 1 && event.key !== "/" && !search.contains(event.target)) event.stopPropagation();
 });
 addEventListener("hashchange", unfold);
 addEventListener("load", () => reachable());
