@@ -16,6 +16,7 @@ try:
     from docs.literate.tree import with_module_table
     from docs.site import SITE
     from labml_bert.files import whole_file
+    from labml_bert.stdout import print_error
 except ModuleNotFoundError as error:
     print(f"error: {error.name} is not installed; make site installs it", file=sys.stderr)
     sys.exit(2)
@@ -56,7 +57,7 @@ if __name__ == "__main__":
     try:
         main(sys.argv[1:])
     except (PageError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        print_error(error)
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)

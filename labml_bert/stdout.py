@@ -11,10 +11,11 @@ import io
 import os
 import re
 import sys
-from argparse import ArgumentTypeError
-from collections.abc import Iterator
+from argparse import ArgumentParser, ArgumentTypeError
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
+from typing import Any, NoReturn
 
 from rich.console import Console, ConsoleDimensions, ConsoleOptions, RenderableType
 from rich.segment import Segment
@@ -127,6 +128,40 @@ def path_with_name(name: str) -> Path:
     if not name:
         raise ArgumentTypeError("the name is empty")
     return Path(name)
+
+
+class OneLineParser(ArgumentParser):
+    """A parser that reports a bad command line in one line, and doesn't accept abbreviated options."""
+
+    def __init__(self, **options: Any):
+        super().__init__(**{"allow_abbrev": False, **options})
+        # `Path("")` is the current folder, so reject an empty name.
+        self.register("type", Path, path_with_name)
+
+    def parse_known_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: Any = None
+    ) -> Any:
+        """Rejects the value `--`, because `argparse` would replace it by an empty list."""
+        words = list(sys.argv[1:] if args is None else args)
+        for word in words[: words.index("--") if "--" in words else None]:
+            if re.fullmatch("-[^=]+=--", word):
+                self.error(f"{word[:-3]} can't be --")
+        return super().parse_known_args(words, namespace)
+
+    def print_help(self, file: Any = None) -> None:
+        """Prints the help, and ends the program if nobody reads it or if the disk is full."""
+        console.print(self.format_help().rstrip())
+        with contextlib.suppress(AttributeError):  # There may be no standard output.
+            sys.stdout.flush()
+
+    def error(self, message: str) -> NoReturn:
+        """Ends the program. All processes parse the same command line, so only rank zero prints the error."""
+        kind, _, words = message.partition(": ")
+        if kind == "unrecognized arguments" and not words.startswith("-"):
+            message += "; put the options before the texts"
+        if not is_silent:
+            print_error(f"{message}; see --help")
+        raise SystemExit(2)
 
 
 def without_controls(text: str) -> str:

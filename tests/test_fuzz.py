@@ -11,6 +11,7 @@ import gzip
 import io
 import json
 import lzma
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from functools import cache, partial
@@ -33,16 +34,17 @@ from labml_bert.data.pair_dataset import MANIFEST, open_dataset
 from labml_bert.data.text_files import read_documents, read_files
 from labml_bert.data.token_files import read_token_files, write_token_files
 from labml_bert.data.tokenizers import read_settings, save_tokenizer
+from labml_bert.export import read_history
 from labml_bert.files import read_tensors, write_tensors
 from labml_bert.fill_mask import fill_mask, load_model
 from labml_bert.heads import BertForSequenceClassification
 from labml_bert.labeled_file import read_labeled_texts
 from labml_bert.models import BertForMaskedLM
 from labml_bert.run.options import parse_options
-from labml_bert.run.record import recorded_experiment
+from labml_bert.run.record import describe_training, recorded_experiment
 from labml_bert.runs import draw_page, print_runs, read_run
 from labml_bert.stdout import console
-from labml_bert.training.checkpoint import CHECKPOINT
+from labml_bert.training.checkpoint import CHECKPOINT, load_checkpoint
 from labml_bert.training.tracking import METRICS, append_metrics, read_metrics
 from tests.support.mutations import damaged_bytes, damaged_json, read_as_commands_do
 from tests.support.pairs import build_small_dataset
@@ -93,13 +95,17 @@ def foreign(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 @contextlib.contextmanager
 def replaced(path: Path, data: bytes | str) -> Iterator[None]:
-    """Replaces the contents of a file while the block runs."""
-    intact = path.read_bytes()
+    """
+    Replaces the contents of a file while the block runs. Restores its time too, because otherwise `datasets`
+    would unpack the file into another folder.
+    """
+    intact, status = path.read_bytes(), path.stat()
     path.write_bytes(data.encode() if isinstance(data, str) else data)
     try:
         yield
     finally:
         path.write_bytes(intact)
+        os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
 
 
 def damaged(data: st.DataObject, intact: bytes) -> bytes | str:
@@ -206,6 +212,8 @@ def test_a_crafted_checkpoint(run_folder: Path, data: st.DataObject) -> None:
         read_as_commands_do(lambda: load_model(run_folder), str(run_folder))
         read_as_commands_do(lambda: parse_options(mlm_tiny.Options, "mlm_tiny", "", words))
         read_as_commands_do(list_runs)
+        read_as_commands_do(lambda: read_history(run_folder))
+        read_as_commands_do(lambda: describe_training(load_checkpoint(run_folder)[0]))
     finally:
         path.write_bytes(intact)
 

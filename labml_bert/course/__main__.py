@@ -43,15 +43,7 @@ from labml_bert.course.source import PACKAGE, function_lines, location, read_ref
 from labml_bert.course.step import Step
 from labml_bert.course.track import STEPS, STEPS_TO_TRAIN
 from labml_bert.course.train import train
-from labml_bert.stdout import console, path_with_name, print_error, print_note
-
-
-class OneLineParser(argparse.ArgumentParser):
-    """As in `run/terminal.py`, which takes two seconds to load PyTorch first."""
-
-    def error(self, message: str) -> NoReturn:
-        """Ends the program with one line and exit code 2."""
-        fail(f"{message}; see --help")
+from labml_bert.stdout import OneLineParser, console, path_with_name, print_error, print_note
 
 
 def fail(reason: object) -> NoReturn:
@@ -192,12 +184,12 @@ def step_argument(text: str) -> Step:
 def main(argv: list[str] | None = None) -> None:
     """Reads the command line. The exit code of `check` is 1 if a step fails."""
     description = f"Write BERT yourself: {len(STEPS)} functions, each with a check and hints."
-    parser = OneLineParser(prog=COMMAND, description=description, allow_abbrev=False)
+    parser = OneLineParser(prog=COMMAND, description=description)
     names = "start|check|hint|show|solve|watch|train"
     commands = parser.add_subparsers(dest="command", required=True, metavar=names)
 
     def add(name: str, run: Callable[[argparse.Namespace], object], text: str) -> argparse.ArgumentParser:
-        command: argparse.ArgumentParser = commands.add_parser(name, help=text, allow_abbrev=False)
+        command: argparse.ArgumentParser = commands.add_parser(name, help=text)
         command.set_defaults(run=run, step=None)
         if name == "start":
             command.add_argument("folder", type=path_with_name, help="new folder for the exercises")

@@ -134,7 +134,7 @@ def read_progress(folder: Path) -> Progress | None:
     size = data.rfind(b"\n") + 1
     try:
         settings, *lines = map(decode_line, data[:size].splitlines())
-        is_finished = lines[-1:] == [{FINISHED: len(lines) - 1}]
+        is_finished = len(lines) > 1 and lines[-1] == {FINISHED: len(lines) - 1}
         blocks = [
             Block(**{**line, "next": tuple(line["next"])}) for line in lines[: len(lines) - is_finished]
         ]

@@ -7,7 +7,6 @@ what to try next. The layout is made for 80 columns. If the output isn't a termi
 progress bar.
 """
 
-import argparse
 import contextlib
 import os
 import shlex
@@ -19,7 +18,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from rich.console import RenderableType
 from rich.constrain import Constrain
@@ -31,12 +30,12 @@ from torch import OutOfMemoryError, Tensor
 
 from labml_bert.baselines.ngrams import Baseline
 from labml_bert.mlm import IGNORE
+from labml_bert.stdout import OneLineParser as OneLineParser
 from labml_bert.stdout import (
     console,
     display_path,
     explain,
     is_ascii_only,
-    path_with_name,
     print_error,
     print_note,
     printable,
@@ -160,24 +159,6 @@ def print_last(text: str) -> None:
         # Don't use `print`. If Python couldn't write the buffer at exit, the exit code would change.
         with contextlib.suppress(OSError):
             os.write(2, os.fsencode(without_controls(text.replace("\n", "")) + "\n"))
-
-
-class OneLineParser(argparse.ArgumentParser):
-    """A parser that reports a bad command line in one line, and doesn't accept abbreviated options."""
-
-    def __init__(self, **options: Any):
-        super().__init__(allow_abbrev=False, **options)
-        # `Path("")` is the current folder, so reject an empty name.
-        self.register("type", Path, path_with_name)
-
-    def error(self, message: str) -> NoReturn:
-        """Ends the program. All processes parse the same command line, so only rank zero prints the error."""
-        kind, _, words = message.partition(": ")
-        if kind == "unrecognized arguments" and not words.startswith("-"):
-            message += "; put the options before the texts"
-        if rank() == 0:
-            print_error(f"{message}; see --help")
-        raise SystemExit(2)
 
 
 def read_standard_input(most: int = 1_000_000_000) -> bytes:

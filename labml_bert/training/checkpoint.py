@@ -40,6 +40,8 @@ MOMENTS: dict[type, set[str]] = {
     torch.optim.AdamW: {"step", "exp_avg", "exp_avg_sq"},
     torch.optim.Muon: {"momentum_buffer"},
 }
+# In float16, a checkpoint has these numbers of the gradient scaler.
+SCALER = ("scale", "growth_factor", "backoff_factor", "growth_interval", "_growth_tracker")
 TOKENIZER = "tokenizer.json"
 # This file contains a failed step's batch, and the weights and random states from before the step.
 FAILED_STEP = "failed_step.safetensors"
@@ -262,6 +264,13 @@ def read_checkpoint(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
             value = state[name] if name in ("step", "seconds") else state.get(name, 0)
             if type(value) not in kinds or not 0 <= value < 2**53:
                 raise ValueError(f"{name} is {str(value)[:20]}")
+        for name in ("experiment", "corpus"):
+            if not isinstance(state["configuration"].get(name, ""), str | None):
+                raise ValueError(f"{name} is not a string")
+        if scaler := state.get("scaler"):
+            numbers = [scaler[name] for name in SCALER]
+            if not all(type(number) in (int, float) and 0 <= number < 2**31 for number in numbers):
+                raise ValueError("a number of the gradient scaler is out of range")
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ValueError(f"{path} is damaged ({error})") from None
     own, listed = state.get("tokenizer_sha256"), read_sums(path.parent).get(TOKENIZER)

@@ -36,6 +36,7 @@ import io
 import os
 import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -125,9 +126,10 @@ def init_process_group(device: torch.device) -> None:
     if not dist.is_torchelastic_launched():
         return
     # Only if `torchrun` runs the store can we connect to it before `dist.init_process_group`.
-    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+    has_store = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    if has_store:
         try:
-            launcher_store()
+            watch_neighbor()
         except (dist.DistError, OSError):
             raise ValueError("cannot reach torchrun; start it again, or unset TORCHELASTIC_RUN_ID") from None
     if device.type == "cuda":
@@ -140,6 +142,12 @@ def init_process_group(device: torch.device) -> None:
     # set a long timeout. It does no harm, because `torchrun` ends the other processes if one dies.
     dist.init_process_group(backend_for(device), timeout=timedelta(days=7))
     threading.Thread(target=stop_after_launcher, args=[os.getppid()], daemon=True).start()
+    if not has_store:
+        watch_neighbor()
+
+
+def watch_neighbor() -> None:
+    """Starts `kill_stopped_neighbor` in a thread. Raises `OSError` if the launcher doesn't answer."""
     store = launcher_store()
     store.set(f"process id {rank()}", str(os.getpid()))
     threading.Thread(target=kill_stopped_neighbor, args=[store], daemon=True).start()
@@ -159,21 +167,24 @@ def kill_stopped_neighbor(store: Any) -> None:
     """
     Watches this process's neighbor, the process with the next local rank. Kills the neighbor after
     `SECONDS_WITHOUT_HEARTBEAT` seconds without a heartbeat. SIGSTOP or a debugger can stop a process, and all
-    others would then wait for it. After the kill, `torchrun` ends the run. The loop counts only seconds in
-    which this process itself runs, so you can suspend all processes for as long as you like.
+    others would then wait for it. After the kill, `torchrun` ends the run. If the neighbor was stopped before
+    it could say its process id, this process ends instead, which has the same effect. The loop counts only
+    seconds in which this process itself runs, so you can suspend all processes for as long as you like.
     """
     local_rank, local_size = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
     neighbor = rank() - local_rank + (local_rank + 1) % local_size
     beats, seconds_without = 0, 0
     # After the launcher has ended, its store raises `RuntimeError`, and `stop_after_launcher` takes over.
     with contextlib.suppress(RuntimeError):
-        process_id = int(store.get(f"process id {neighbor}"))
         while neighbor != rank() and not is_done.wait(1):
             store.add(f"heartbeats {rank()}", 1)
             last_beats, beats = beats, store.add(f"heartbeats {neighbor}", 0)
             seconds_without = seconds_without + 1 if beats == last_beats else 0
             if seconds_without == SECONDS_WITHOUT_HEARTBEAT:
-                os.kill(process_id, signal.SIGKILL)
+                if not store.check([f"process id {neighbor}"]):
+                    print("error: another process doesn't start; run the same command again", file=sys.stderr)
+                    os._exit(2)
+                os.kill(int(store.get(f"process id {neighbor}")), signal.SIGKILL)
 
 
 def stop_after_launcher(launcher_id: int) -> None:

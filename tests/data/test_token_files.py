@@ -502,6 +502,14 @@ def test_a_line_with_values_of_another_type_is_damaged(
         read_token_files(tmp_path / "tokens")
 
 
+def test_a_finished_folder_without_blocks_is_damaged(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    corpus_of(tmp_path / "tokens", tokenizer, write_text(tmp_path / "text"))
+    path = tmp_path / "tokens" / "blocks.jsonl"
+    path.write_bytes(path.read_bytes().splitlines(keepends=True)[0] + encode_line({"finished": 0}))
+    with pytest.raises(ValueError, match=r"blocks\.jsonl is damaged or from an earlier version; delete"):
+        read_token_files(tmp_path / "tokens")
+
+
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="Windows has no named pipes")
 def test_a_pipe_in_place_of_a_token_file_is_not_read(tmp_path: Path, tokenizer: Tokenizer) -> None:
     """Nobody writes to the pipe, so reading it would wait forever."""

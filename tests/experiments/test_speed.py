@@ -1,7 +1,9 @@
 """The speed comparison as a user runs it, with models small enough to take no time."""
 
 import json
+import os
 import runpy
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +12,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from labml_bert.run.record import clean_arguments
+from tests.support.runs import command
 
 SCRIPT = Path(__file__).parents[2] / "experiments" / "speed" / "speed.py"
 PEERS = ["transformers sdpa", "transformers eager"]
@@ -31,6 +34,22 @@ def module(monkeypatch: pytest.MonkeyPatch) -> dict:
 
 
 SIZES = ["--batch-size", "2", "--length", "8", "--rounds", "2", "--device", "cpu"]
+
+
+@pytest.mark.long
+@pytest.mark.processes
+@pytest.mark.parametrize("nobody_reads", [True, False])
+def test_the_record_is_written_even_if_the_output_cannot_be(nobody_reads: bool, tmp_path: Path) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    words = command("speed", *SIZES, "--shapes=characters", "--dropout=0", "--record=speed.json")
+    with open("/dev/full", "w") as full:
+        stdout = writer if nobody_reads else full
+        process = subprocess.run(words, cwd=tmp_path, stdout=stdout, stderr=subprocess.PIPE, text=True)
+    os.close(writer)
+    assert process.returncode == 0, process.stderr
+    assert process.stderr == ("" if nobody_reads else "error: cannot print: No space left on device\n")
+    assert json.loads((tmp_path / "speed.json").read_text())["experiment"] == "speed"
 
 
 @pytest.mark.long

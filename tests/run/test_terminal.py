@@ -151,6 +151,42 @@ console.print("2")
     assert both.returncode == exit_code
 
 
+@pytest.mark.processes
+@pytest.mark.parametrize("module", ["labml_bert.classify", "labml_bert.course"])
+def test_nobody_needs_to_read_the_help(module: str) -> None:
+    """Without this variable, Python buffers its output and writes it at the end."""
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONUNBUFFERED"}
+    reader, writer = os.pipe()
+    os.close(reader)
+    words = [sys.executable, "-m", module, "--help"]
+    process = subprocess.run(
+        words, cwd=ROOT, env=environment, stdout=writer, stderr=subprocess.PIPE, text=True
+    )
+    os.close(writer)
+    assert process.stderr == "" and process.returncode in (0, 1)
+
+
+def test_no_option_has_two_dashes_as_its_value(capsys: pytest.CaptureFixture[str]) -> None:
+    """`argparse` would replace them by an empty list."""
+    parser = OneLineParser()
+    parser.add_argument("--run", type=Path)
+    parser.add_argument("texts", nargs="+")
+    with pytest.raises(SystemExit) as exit_info:
+        parser.parse_args(["--run=--", "a"])
+    assert exit_info.value.code == 2
+    assert capsys.readouterr().err == "error: --run can't be --; see --help\n"
+    # After `--` there are only texts.
+    options = parser.parse_args(["--run=x=--", "--", "--run=--"])
+    assert options.run == Path("x=--") and options.texts == ["--run=--"]
+
+
+def test_every_command_has_this_parser() -> None:
+    paths = [path for name in ("labml_bert", "experiments") for path in (ROOT / name).rglob("*.py")]
+    parsers = {path.name: re.findall(r"\b(\w*Parser)\(", path.read_text()) for path in paths}
+    assert {name for names in parsers.values() for name in names} == {"OneLineParser"}
+    assert len([names for names in parsers.values() if names]) > 10
+
+
 def test_the_last_line_cannot_control_the_terminal_either(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

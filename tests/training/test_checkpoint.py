@@ -34,6 +34,29 @@ from tests.support.damage import flip_bit
 from tests.support.mutations import read_as_commands_do
 from tests.support.trainers import edit_checkpoint, new_trainer, train, train_to_end
 
+SCALER_STATE = torch.amp.GradScaler("cpu").state_dict()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"scaler": {"x": 1}},
+        {"scaler": "x"},
+        {"scaler": {**SCALER_STATE, "growth_factor": "u"}},
+        {"scaler": {**SCALER_STATE, "_growth_tracker": 10**30}},
+        {"configuration": {"experiment": []}},
+        {"configuration": {"corpus": 5}},
+    ],
+)
+def test_values_that_make_no_sense_are_damage(tmp_path: Path, changes: dict[str, Any]) -> None:
+    """Each of them once ended a command in a traceback."""
+    path = tmp_path / "run"
+    train_to_end(path)
+    (path / PREVIOUS).unlink(missing_ok=True)
+    edit_checkpoint(path, **changes)
+    with pytest.raises(ValueError, match="is damaged"):
+        load_checkpoint(path)
+
 
 def test_after_damage_the_previous_checkpoint_leads_to_the_same_end(tmp_path: Path) -> None:
     train_to_end(tmp_path / "whole")
@@ -159,7 +182,7 @@ def test_a_number_that_cannot_be_right_is_refused(tmp_path: Path, key: str, valu
     [
         (0, {}, "optimizer.", True),
         (3, {}, "optimizer.", False),
-        (3, {"scale": 2.0}, "optimizer.", True),  # Until the scale fits, float16 takes no step.
+        (3, SCALER_STATE, "optimizer.", True),  # Until the scale fits, float16 takes no step.
         (0, {}, "optimizer.0.exp_avg", False),
     ],
 )

@@ -531,6 +531,19 @@ with exit_cleanly(lambda: None, lambda: True):
     distributed.destroy_process_group()
 """
 
+STOPS_EARLY = """
+import os, signal, sys
+sys.path.insert(0, sys.argv[1])
+import torch
+from labml_bert.training import distributed
+distributed.SECONDS_WITHOUT_HEARTBEAT = 3
+if distributed.rank() == int(sys.argv[2]):
+    if sys.argv[3] == "after it said its id":
+        distributed.watch_neighbor()
+    os.kill(os.getpid(), signal.SIGSTOP)
+distributed.init_process_group(torch.device("cpu"))
+"""
+
 
 @pytest.mark.long
 @pytest.mark.processes
@@ -540,6 +553,18 @@ def test_the_others_do_not_wait_for_a_stopped_worker(worker: int, tmp_path: Path
     _, errors = torchrun("worker.py", ROOT, worker, cwd=tmp_path).communicate(timeout=120)
     lines = [line for line in errors.splitlines() if line.startswith("error:")]
     assert lines == ["error: another process of this run was killed; run the same command again"]
+
+
+@pytest.mark.long
+@pytest.mark.processes
+@pytest.mark.parametrize("moment", ["after it said its id", "before"])
+def test_a_worker_that_stops_before_it_connects_ends_the_run(moment: str, tmp_path: Path) -> None:
+    (tmp_path / "worker.py").write_text(STOPS_EARLY)
+    process = torchrun("worker.py", ROOT, 1, moment, cwd=tmp_path)
+    # `torchrun` gives a stopped process 30 seconds to end.
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 1
+    assert ("error: another process doesn't start" in errors) == (moment == "before")
 
 
 WAITS_FOR_ANOTHER = """
