@@ -268,9 +268,11 @@ def read_checkpoint(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
             if not isinstance(state["configuration"].get(name, ""), str | None):
                 raise ValueError(f"{name} is not a string")
         if scaler := state.get("scaler"):
-            numbers = [scaler[name] for name in SCALER]
-            if not all(type(number) in (int, float) and 0 <= number < 2**31 for number in numbers):
-                raise ValueError("a number of the gradient scaler is out of range")
+            for name in SCALER:
+                # PyTorch keeps the tracker as a number of 32 bits.
+                limit = 2**31 if name == "_growth_tracker" else 2**53
+                if type(scaler[name]) not in (int, float) or not 0 <= scaler[name] < limit:
+                    raise ValueError(f"{name} of the gradient scaler is out of range")
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ValueError(f"{path} is damaged ({error})") from None
     own, listed = state.get("tokenizer_sha256"), read_sums(path.parent).get(TOKENIZER)

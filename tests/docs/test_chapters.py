@@ -2,6 +2,8 @@
 
 import ast
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,8 @@ from docs.figures.records import Record
 from docs.literate.rows import PageError
 from docs.literate.samples import run_samples
 
-PAGES = sorted((Path(__file__).parents[2] / "docs" / "pages").glob("**/*.md"))
+ROOT = Path(__file__).parents[2]
+PAGES = sorted((ROOT / "docs" / "pages").glob("**/*.md"))
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
@@ -90,3 +93,10 @@ def test_the_most_focused_head_is_the_default() -> None:
 def test_a_record_without_attention_weights_is_rejected() -> None:
     with pytest.raises(PageError, match="has no attention weights"):
         predictions(Record("other", {"result": {"loss": 1.0}}))
+
+
+def test_the_name_of_a_page_cannot_control_the_terminal(tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "docs", "samples", str(tmp_path / "x\x1b[31m.md")]
+    process = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
+    assert process.returncode == 2
+    assert re.fullmatch(r"error: .*x\?\[31m\.md.*\n", process.stderr)
