@@ -27,8 +27,8 @@ def copies(tmp_path: Path) -> Path:
     """A folder with a copy of all files, and the text on which the models were trained."""
     shutil.copytree(FOLDER, tmp_path, dirs_exist_ok=True)
     r = random.Random(0)
-    animals, verbs, places = ["cat", "dog", "bird"], ["sees", "likes"], ["river", "garden"]
-    lines = [f"the {r.choice(animals)} {r.choice(verbs)} the {r.choice(places)} today." for _ in range(300)]
+    animals, verbs, sights = ["cat", "dog", "bird"], ["sees", "likes"], ["river", "garden"]
+    lines = [f"the {r.choice(animals)} {r.choice(verbs)} the {r.choice(sights)} today." for _ in range(300)]
     (tmp_path / "text.txt").write_text("\n".join(lines))
     return tmp_path
 
