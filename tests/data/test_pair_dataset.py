@@ -745,3 +745,17 @@ def test_two_builds_in_one_folder_wait_for_each_other(tmp_path: Path) -> None:
         assert second_build.is_alive() and not list(tmp_path.glob("part-*"))
     second_build.join()
     assert len(open_dataset(tmp_path)) > 0
+
+
+def test_no_copy_is_unpacked_through_a_link(tmp_path: Path) -> None:
+    (tmp_path / "own").mkdir()
+    folder = tmp_path / "pairs"
+    build_small_dataset(folder)
+    open_dataset(folder)
+    (copy,) = (folder / "arrow").iterdir()
+    inside = next(path for path in copy.iterdir() if path.is_dir())
+    shutil.rmtree(inside)
+    inside.symlink_to(tmp_path / "own")
+    with pytest.raises(OSError, match="of its own, but is a symbolic link"):
+        open_dataset(folder)
+    assert not [*(tmp_path / "own").iterdir()]
