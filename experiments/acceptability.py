@@ -45,9 +45,9 @@ from labml_bert.data.sentences import split_sentences
 from labml_bert.data.tokenizers import encode_corpus, encode_texts, special_token_ids
 from labml_bert.fill_mask import newest_run
 from labml_bert.run.record import check_range, check_record, describe_run, describe_training, finish
-from labml_bert.run.terminal import OneLineParser, exit_on_bad_input
+from labml_bert.run.terminal import exit_on_bad_input
 from labml_bert.score import token_log_probs
-from labml_bert.stdout import console, display_path, print_note, printable
+from labml_bert.stdout import OneLineParser, console, display_path, print_note, printable
 
 # We use sentences of at least `FEWEST_WORDS` and at most `MOST_WORDS` words. In a shorter sentence, there's
 # too little to scramble.

@@ -22,8 +22,8 @@ from labml_bert.backbone import load_model_and_state
 from labml_bert.fill_mask import newest_run
 from labml_bert.models import BertForMaskedLM
 from labml_bert.run.record import check_record, describe_run, describe_training, write_record
-from labml_bert.run.terminal import OneLineParser, exit_on_bad_input
-from labml_bert.stdout import console, display_path, printable
+from labml_bert.run.terminal import exit_on_bad_input
+from labml_bert.stdout import OneLineParser, console, display_path, printable
 
 TEXT = "Return a copy of the [MASK]ist."
 

@@ -54,8 +54,8 @@ from labml_bert.embed import (
 from labml_bert.fill_mask import newest_run
 from labml_bert.labeled_text import Example
 from labml_bert.run.record import check_range, check_record, describe_run, describe_training, finish
-from labml_bert.run.terminal import OneLineParser, exit_on_bad_input
-from labml_bert.stdout import console, display_path
+from labml_bert.run.terminal import exit_on_bad_input
+from labml_bert.stdout import OneLineParser, console, display_path
 
 # A summary must have at least this many words: "Constructor." would fit many descriptions.
 FEWEST_WORDS = 4

@@ -66,14 +66,13 @@ from labml_bert.model_folder import (
     read_tensors,
 )
 from labml_bert.run.terminal import (
-    OneLineParser,
     command,
     exit_on_bad_input,
     header,
     print_caveats,
     read_standard_input,
 )
-from labml_bert.stdout import console, display_path, printable
+from labml_bert.stdout import OneLineParser, console, display_path, printable
 from labml_bert.training.checkpoint import CHECKPOINT, load_checkpoint, with_prefix
 from labml_bert.training.device import choose_device
 from labml_bert.training.trainer import NonFiniteLossError

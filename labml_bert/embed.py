@@ -39,9 +39,9 @@ from torch.nn.utils.rnn import pad_sequence
 from labml_bert.fill_mask import check_text, load_model, newest_run, special_ids
 from labml_bert.models import BertForMaskedLM
 from labml_bert.modern import ModernBertAttention, ModernBertForMaskedLM
-from labml_bert.run.terminal import OneLineParser, exit_on_bad_input, print_caveats, read_standard_input
+from labml_bert.run.terminal import exit_on_bad_input, print_caveats, read_standard_input
 from labml_bert.score import read_texts
-from labml_bert.stdout import console, display_path, printable
+from labml_bert.stdout import OneLineParser, console, display_path, printable
 from labml_bert.training.device import autocast, choose_precision
 from labml_bert.training.trainer import NonFiniteLossError
 

@@ -46,8 +46,8 @@ from labml_bert.files import append, check_own, check_utf8, lock_output, make_fo
 from labml_bert.fill_mask import load_model
 from labml_bert.models import BertForMaskedLM
 from labml_bert.modern import ModernBertForMaskedLM
-from labml_bert.run.terminal import OneLineParser, exit_on_bad_input
-from labml_bert.stdout import console, display_path
+from labml_bert.run.terminal import exit_on_bad_input
+from labml_bert.stdout import OneLineParser, console, display_path
 from labml_bert.training.checkpoint import CHECKPOINT, load_checkpoint
 from labml_bert.training.tracking import read_metrics
 

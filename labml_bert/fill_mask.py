@@ -30,8 +30,8 @@ from labml_bert.files import is_utf8
 from labml_bert.model_folder import MODEL_FILES, check_tensors, load_weights, read_json
 from labml_bert.models import BertForMaskedLM
 from labml_bert.modern import ModernBertConfig, ModernBertForMaskedLM
-from labml_bert.run.terminal import OneLineParser, exit_on_bad_input, print_caveats
-from labml_bert.stdout import console, display_path, printable
+from labml_bert.run.terminal import exit_on_bad_input, print_caveats
+from labml_bert.stdout import OneLineParser, console, display_path, printable
 from labml_bert.training.checkpoint import CHECKPOINT, find_run_folders, load_checkpoint, with_prefix
 
 # Encoding a longer text can take many seconds, and no model here reads more than a small part of it.

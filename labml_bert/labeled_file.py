@@ -45,9 +45,9 @@ FEWEST_PER_LABEL = 3
 FEWEST_ROWS = 20
 # The most characters in a label. A longer label is probably a text in the wrong column.
 LONGEST_LABEL = 100
-# The largest size of all labels in JSON, in bytes. `config.json` has each label twice, and must be below
-# `LARGEST_CONFIG`.
-LARGEST_LABELS = 2_000_000
+# The most bytes of JSON for all labels. `config.json` contains each label twice, and we don't read a
+# `config.json` of more than five million bytes. An id, quotes, punctuation and spaces take about 20 bytes.
+LARGEST_LABELS, BYTES_PER_ID = 2_000_000, 20
 # A list in a message has about this many characters at most. The message counts the rest.
 LONGEST_LIST, SHORT_LIST = 80, 50
 # A message names at most this many lines for each label or text, and this many characters of a label.
@@ -406,7 +406,7 @@ def check_counts(path: Path, texts: LabeledTexts, lines: dict[str, list[int]]) -
     if len(texts.labels) < 2:
         only = quote_label(texts.labels[0])
         raise ValueError(f"{path}: all rows have the label {only}; a classifier needs at least two labels")
-    if sum(len(json.dumps(label)) + 20 for label in texts.labels) > LARGEST_LABELS:
+    if sum(len(json.dumps(label)) + BYTES_PER_ID for label in texts.labels) > LARGEST_LABELS:
         raise ValueError(
             f"{path} has {len(texts.labels):,} labels, too many or too long for config.json; use fewer labels"
         )

@@ -40,8 +40,8 @@ from labml_bert.fill_mask import load_model, newest_run
 from labml_bert.models import BertForMaskedLM
 from labml_bert.modern import ModernBertForMaskedLM
 from labml_bert.run.record import check_range
-from labml_bert.run.terminal import OneLineParser, exit_on_bad_input
-from labml_bert.stdout import console, without_controls
+from labml_bert.run.terminal import exit_on_bad_input
+from labml_bert.stdout import OneLineParser, console, without_controls
 
 
 def frequent_split_words(tokenizer: Tokenizer, texts: Iterable[str], count: int) -> list[str]:

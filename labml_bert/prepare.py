@@ -43,8 +43,8 @@ from labml_bert.data.token_files import (
 )
 from labml_bert.data.tokenizers import load_tokenizer, unknown_fraction, wordpiece_tokenizer
 from labml_bert.files import check_utf8
-from labml_bert.run.terminal import OneLineParser, command, describe_unknown, exit_on_bad_input, header
-from labml_bert.stdout import console, display_path
+from labml_bert.run.terminal import command, describe_unknown, exit_on_bad_input, header
+from labml_bert.stdout import OneLineParser, console, display_path
 
 VOCAB_SIZE = 30_000
 # At most about this fraction of the text is held out.

@@ -27,8 +27,8 @@ from textwrap import wrap
 from typing import Any, NamedTuple
 
 from labml_bert.files import is_unreadable_folder, unreadable, write_whole
-from labml_bert.run.terminal import OneLineParser, exit_on_bad_input
-from labml_bert.stdout import console, display_path, print_note, printable
+from labml_bert.run.terminal import exit_on_bad_input
+from labml_bert.stdout import OneLineParser, console, display_path, print_note, printable
 from labml_bert.training.checkpoint import find_run_folders, load_checkpoint
 from labml_bert.training.tracking import METRICS, read_metrics
 

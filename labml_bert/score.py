@@ -39,8 +39,8 @@ from labml_bert.fill_mask import encode_text, load_model, newest_run, special_id
 from labml_bert.mlm import IGNORE
 from labml_bert.models import BertForMaskedLM
 from labml_bert.modern import ModernBertForMaskedLM
-from labml_bert.run.terminal import OneLineParser, exit_on_bad_input, read_standard_input
-from labml_bert.stdout import console, display_path, printable
+from labml_bert.run.terminal import exit_on_bad_input, read_standard_input
+from labml_bert.stdout import OneLineParser, console, display_path, printable
 
 
 @torch.no_grad()

@@ -38,10 +38,11 @@ def curves(record: Record) -> Markup:
     baselines = [(baseline["name"], baseline["loss"]) for baseline in record.data["baselines"]]
     title = "Held-out loss of the page's three models"
     caption = f"{title}, by steps of training. The dotted lines are baselines that only count."
-    on_part = [f"{name}: {run.data['result']['loss']:.2f}" for name, run in runs.items() if run.is_on_part]
-    if on_part:
-        caption += " Some curves are for only part of the held-out text. The final losses on all of it: "
-        caption += f"{', '.join(on_part)}."
+    for name, run in runs.items():
+        if run.has_partial_curve:
+            loss = run.data["result"]["loss"]
+            caption += f" The curve of “{name}” was computed on part of the held-out text. On all of it, the "
+            caption += f"final loss is {loss:.2f}."
     return line_chart(lines, title, "steps of training", "loss, nats per masked token", baselines, caption)
 
 

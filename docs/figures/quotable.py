@@ -160,9 +160,9 @@ def quotable(records: dict[str, Record], sources: Sources, page: str) -> dict[st
         levels = (
             [(entry["name"], entry[kind]) for entry in selection[0].data["baselines"]] if baselines else []
         )
-        if metric == "valid.loss" and any(one.is_on_part for one in selection):
-            part = "The curves are for part of the held-out text, baselines and final losses for all of it."
-            caption = f"{caption or title + '.'} {part}"
+        if metric == "valid.loss" and any(one.has_partial_curve for one in selection):
+            caption = caption or f"{title}."
+            caption += " The curves were computed on part of the held-out text, the baselines on all of it."
         figure = line_chart(lines, title, over if over == "seconds" else "steps", metric, levels, caption)
         return figure.replace("</figcaption>", Markup(" {}</figcaption>").format(provenance_of(selection)))
 

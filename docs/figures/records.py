@@ -43,8 +43,9 @@ class Record:
         return [(seconds[step] if over == "seconds" else step, value) for step, value in history[metric]]
 
     @property
-    def is_on_part(self) -> bool:
-        """Whether the curve of the held-out loss, unlike the final loss, is for part of the held-out text."""
+    def has_partial_curve(self) -> bool:
+        """Whether the curve of the held-out loss was computed on only part of the held-out text."""
+        # The final loss is always computed on all of it.
         return abs(self.data["history"]["valid.loss"][-1][1] - self.data["result"]["loss"]) > 0.005
 
     def machine(self) -> str:

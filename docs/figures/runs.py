@@ -135,9 +135,10 @@ def curves(record: Record) -> str:
     lines = [Line("training", record.curve(training)), Line("held out", record.curve("valid.loss"))]
     baselines = [(baseline["name"], baseline["loss"]) for baseline in record.data["baselines"]]
     title = f"Training and held-out loss of the run {record.name}"
-    loss = record.data["result"]["loss"]
-    note = f". The held-out curve is for part of that text; on all of it, the final loss is {loss:.2f}"
-    caption = f"{title}{note * record.is_on_part}."
+    caption = f"{title}."
+    if record.has_partial_curve:
+        loss = record.data["result"]["loss"]
+        caption += f" The curve is for part of the held-out text; the final loss on all of it is {loss:.2f}."
     return line_chart(lines, title, "seconds of training", "loss, nats per masked token", baselines, caption)
 
 

@@ -126,7 +126,7 @@ export async function open(root, pressed) {
       model.call("cancel");
     });
     // Between two downloads, there is nothing to abort.
-    const check = () => {
+    const throwIfCanceled = () => {
       if (canceled) throw Object.assign(new Error(), { canceled });
     };
     status.textContent = "";
@@ -134,10 +134,10 @@ export async function open(root, pressed) {
     button.after(arriving.element);
     if (pressed) arriving.stop.focus();
     const metadata = await model.call("metadata");
-    check();
+    throwIfCanceled();
     const last = metadata.checkpoints.at(-1);
     await model.call("fetch", { file: last.file }, arriving.tell);
-    check();
+    throwIfCanceled();
     const page = new Live(root, model, metadata, last);
     if (root.dataset.kind === "page") {
       const { Inside } = await import("./inside.js").catch(() => {

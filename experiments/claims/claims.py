@@ -32,8 +32,8 @@ from textwrap import fill
 
 from experiments.claims.fingerprints import fingerprints as fingerprints
 from experiments.claims.results import TUNING_SEED, Claim, Results, describe_result, read_claims
-from labml_bert.run.terminal import OneLineParser, exit_on_bad_input
-from labml_bert.stdout import console, display_path
+from labml_bert.run.terminal import exit_on_bad_input
+from labml_bert.stdout import OneLineParser, console, display_path
 from labml_bert.training.device import choose_device
 
 CLAIMS = Path(__file__).with_name("claims.toml")

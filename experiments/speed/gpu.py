@@ -31,8 +31,8 @@ import time
 from typing import Any
 
 from labml_bert.run.record import check_record, clean_arguments, describe_run, finish
-from labml_bert.run.terminal import OneLineParser, exit_on_bad_input, header
-from labml_bert.stdout import console
+from labml_bert.run.terminal import exit_on_bad_input, header
+from labml_bert.stdout import OneLineParser, console
 from labml_bert.training.device import choose_device
 
 import torch  # isort: skip

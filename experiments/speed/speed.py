@@ -35,7 +35,7 @@ from labml_bert.bert import BertConfig
 from labml_bert.mlm import MaskedLMOutput, MaskedTokens, masked_lm_loss
 from labml_bert.models import BertForMaskedLM
 from labml_bert.run.record import check_range, check_record, clean_arguments, describe_run, finish
-from labml_bert.run.terminal import OneLineParser, exit_on_bad_input, header
+from labml_bert.run.terminal import exit_on_bad_input, header
 from labml_bert.run.timing import (
     build_layer_ops,
     build_training_step,
@@ -48,7 +48,7 @@ from labml_bert.run.timing import (
     summarize,
     time_in_turn,
 )
-from labml_bert.stdout import console
+from labml_bert.stdout import OneLineParser, console
 from labml_bert.training.device import choose_device, has_fast_bfloat16
 
 import torch  # isort: skip

@@ -66,9 +66,9 @@ from labml_bert.data.tokenizers import wordpiece_tokenizer
 from labml_bert.mlm import TokenMasker
 from labml_bert.models import BertForMaskedLM
 from labml_bert.run.record import check_range, check_record, clean_arguments, describe_run, finish
-from labml_bert.run.terminal import OneLineParser, exit_on_bad_input, header
+from labml_bert.run.terminal import exit_on_bad_input, header
 from labml_bert.run.timing import time_call, time_in_turn
-from labml_bert.stdout import console
+from labml_bert.stdout import OneLineParser, console
 from labml_bert.training.device import choose_device, has_fast_bfloat16
 from labml_bert.training.optimization import parameter_groups
 

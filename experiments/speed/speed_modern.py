@@ -35,9 +35,9 @@ from rich.table import Table
 
 from labml_bert.modern import ModernBertConfig, ModernBertForMaskedLM
 from labml_bert.run.record import check_range, check_record, clean_arguments, describe_run, finish
-from labml_bert.run.terminal import OneLineParser, exit_on_bad_input
+from labml_bert.run.terminal import exit_on_bad_input
 from labml_bert.run.timing import build_training_step, draw_batch, summarize, time_in_turn
-from labml_bert.stdout import console
+from labml_bert.stdout import OneLineParser, console
 from labml_bert.training.device import choose_device
 
 import torch  # isort: skip

@@ -189,9 +189,9 @@ def split_documents(name: str, documents: dict[str, str]) -> Corpus:
     ## What is held out
 
     Holds out about a tenth of the text. Chooses whole documents by a hash of their names, so the choice looks
-    random, and adding a document usually changes it little. Chooses at most a third of the documents. If they
-    are less than a twentieth of the text, also holds out the end of the longest other document, and tries to
-    cut it at a line end. Drops documents without text.
+    random, and adding a document usually changes it little. Chooses at most a third of the documents. If the
+    chosen documents make up less than a twentieth of the text, also holds out the end of the longest other
+    document, from a line end if one is near. Drops documents without text.
     """
     documents = {key: text for key, text in documents.items() if text.strip()}
     total = sum(map(len, documents.values()))

@@ -60,7 +60,7 @@ from labml_bert.data.pair_shards import (
     write_in_worker,
 )
 from labml_bert.data.tokenizers import SPECIAL_TOKENS, TOKENIZER_FILES, save_tokenizer
-from labml_bert.files import check_own, check_utf8, list_below, lock, make_folder, remove_partial_files
+from labml_bert.files import check_own, check_utf8, lock, make_folder, remove_partial_files
 from labml_bert.stdout import console, display_path
 
 if TYPE_CHECKING:
@@ -350,7 +350,7 @@ def open_dataset(folder: Path, fingerprint: str | None = None) -> "Dataset":
     # `datasets` treats names as glob patterns, which could match files in another folder.
     files = [glob.escape(str(folder.absolute() / part["name"])) for part in parts if part["rows"]]
     arrow = folder / "arrow" / digest[:16]
-    for path in (arrow.parent, arrow, *(path for path in list_below(folder) if path.is_symlink())):
+    for path in (arrow.parent, arrow, *filter(Path.is_symlink, arrow.rglob("*"))):
         check_own(path, stat.S_ISDIR)
     # Another process may be unpacking the same files.
     with lock(folder, lambda: None, ".arrow.lock"):

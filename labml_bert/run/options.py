@@ -159,9 +159,9 @@ def parse_options(
         # Older checkpoints don't have this number.
         if count := state.get("gradient_accumulation_steps"):
             saved = replace(saved, gradient_accumulation_steps=count)
-        # A flag can only change its default. So if the run was started with a flag, leave the flag out here.
-        started_with = {f"--{name}".replace("_", "-") for name, value in vars(saved).items() if value is True}
-        options = parse(options_type, saved, "", [word for word in argv if word not in started_with])
+        # tyro rejects a flag that is already the default, so leave out the flags of the saved options.
+        saved_flags = {f"--{name}".replace("_", "-") for name, value in vars(saved).items() if value is True}
+        options = parse(options_type, saved, "", [word for word in argv if word not in saved_flags])
     flags = {word.partition("=")[0] for word in argv}
     if {"--steps", "--minutes"} <= flags:
         usage_error("use --steps or --minutes, not both")

@@ -35,9 +35,9 @@ last_seen: dict[Path, tuple[int, int] | None] = {}
 def check_record(path: Path, experiment: str) -> None:
     """
     Raises `ValueError` if a record of `experiment` can't be written to `path`, so that a run fails at its
-    start and not minutes later. Otherwise, the run goes on even if nobody reads its output. A record may
-    replace an earlier record of the same experiment, but no other file. `experiment` is the path of the
-    script under `experiments`, without `.py`.
+    start and not minutes later. If the record can be written, the run will no longer end early because its
+    output can't be printed. A record may replace an earlier record of the same experiment, but no other file.
+    `experiment` is the path of the script under `experiments`, without `.py`.
     """
     name = experiment.rpartition("/")[2]
     try:
@@ -48,10 +48,10 @@ def check_record(path: Path, experiment: str) -> None:
         part.touch()
         part.unlink()
         last_seen[path.absolute()] = file_state(path)
-        console.keeps_running = True
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise ValueError(f"cannot write {str(path)!r}: {reason}; choose another file with --record") from None
+    console.keeps_running = True
 
 
 def find_obstacle(path: Path, name: str) -> str:

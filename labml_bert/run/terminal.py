@@ -30,7 +30,6 @@ from torch import OutOfMemoryError, Tensor
 
 from labml_bert.baselines.ngrams import Baseline
 from labml_bert.mlm import IGNORE
-from labml_bert.stdout import OneLineParser as OneLineParser
 from labml_bert.stdout import (
     console,
     display_path,

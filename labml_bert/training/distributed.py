@@ -36,7 +36,6 @@ import io
 import os
 import signal
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -49,6 +48,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+
+from labml_bert.stdout import print_error
 
 T = TypeVar("T")
 
@@ -147,7 +148,7 @@ def init_process_group(device: torch.device) -> None:
 
 
 def watch_neighbor() -> None:
-    """Starts `kill_stopped_neighbor` in a thread. Raises `OSError` if the launcher doesn't answer."""
+    """Starts `kill_stopped_neighbor` in a thread. Raises `OSError` if `torchrun` doesn't answer."""
     store = launcher_store()
     store.set(f"process id {rank()}", str(os.getpid()))
     threading.Thread(target=kill_stopped_neighbor, args=[store], daemon=True).start()
@@ -168,8 +169,8 @@ def kill_stopped_neighbor(store: Any) -> None:
     Watches this process's neighbor, the process with the next local rank. Kills the neighbor after
     `SECONDS_WITHOUT_HEARTBEAT` seconds without a heartbeat. SIGSTOP or a debugger can stop a process, and all
     others would then wait for it. After the kill, `torchrun` ends the run. If the neighbor was stopped before
-    it could say its process id, this process ends instead, which has the same effect. The loop counts only
-    seconds in which this process itself runs, so you can suspend all processes for as long as you like.
+    it could store its process id, this process exits instead, and `torchrun` ends the run too. The time in
+    which this process itself is suspended doesn't count, so you can suspend a whole run as long as you like.
     """
     local_rank, local_size = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
     neighbor = rank() - local_rank + (local_rank + 1) % local_size
@@ -182,7 +183,7 @@ def kill_stopped_neighbor(store: Any) -> None:
             seconds_without = seconds_without + 1 if beats == last_beats else 0
             if seconds_without == SECONDS_WITHOUT_HEARTBEAT:
                 if not store.check([f"process id {neighbor}"]):
-                    print("error: another process doesn't start; run the same command again", file=sys.stderr)
+                    print_error("another process doesn't start; run the same command again")
                     os._exit(2)
                 os.kill(int(store.get(f"process id {neighbor}")), signal.SIGKILL)
 

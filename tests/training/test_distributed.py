@@ -538,7 +538,7 @@ import torch
 from labml_bert.training import distributed
 distributed.SECONDS_WITHOUT_HEARTBEAT = 3
 if distributed.rank() == int(sys.argv[2]):
-    if sys.argv[3] == "after it said its id":
+    if sys.argv[3] == "after it stored its id":
         distributed.watch_neighbor()
     os.kill(os.getpid(), signal.SIGSTOP)
 distributed.init_process_group(torch.device("cpu"))
@@ -557,7 +557,7 @@ def test_the_others_do_not_wait_for_a_stopped_worker(worker: int, tmp_path: Path
 
 @pytest.mark.long
 @pytest.mark.processes
-@pytest.mark.parametrize("moment", ["after it said its id", "before"])
+@pytest.mark.parametrize("moment", ["after it stored its id", "before"])
 def test_a_worker_that_stops_before_it_connects_ends_the_run(moment: str, tmp_path: Path) -> None:
     (tmp_path / "worker.py").write_text(STOPS_EARLY)
     process = torchrun("worker.py", ROOT, 1, moment, cwd=tmp_path)

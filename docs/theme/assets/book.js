@@ -211,10 +211,10 @@ function follow() {
   if (!section || section.textContent === name) return;
   section.textContent = name;
   // The outline has no subsections.
-  const above = headings.slice(0, headings.indexOf(current) + 1).findLast((heading) => heading.matches("h2"));
+  const parent = headings.slice(0, headings.indexOf(current) + 1).findLast((heading) => heading.matches("h2"));
   for (const link of document.querySelectorAll(".outline a, #sections a")) {
-    const shown = link.closest(".outline") ? above : current;
-    if (link.hash === `#${shown?.id}`) link.setAttribute("aria-current", "true");
+    const heading = link.closest(".outline") ? parent : current;
+    if (link.hash === `#${heading?.id}`) link.setAttribute("aria-current", "true");
     else link.removeAttribute("aria-current");
   }
 }
