@@ -96,8 +96,11 @@ except OSError as error:
 
 def stop_before_it_began(number: int, frame: FrameType | None) -> None:
     """Handles Ctrl-C: prints one line and ends the process, which hasn't written any file yet."""
-    os.write(2, b"\nstopped before it began\n")
-    os._exit(130)
+    try:
+        os.write(2, b"\nstopped before it began\n")
+    finally:
+        # An import could catch the error of a closed stderr, and the program would go on.
+        os._exit(130)
 
 
 def exit_on_signals() -> None:

@@ -898,6 +898,7 @@ def test_no_fault_for_axe(server: str, browser: Any, address: str, width: int, s
         page.locator(".letter").nth(at).click()
     page.wait_for_selector(".answers[tabindex='0']")
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    page.evaluate("reachable()")
     page.evaluate(AXE.read_text("utf-8"))
     violations = page.evaluate(
         "axe.run({ resultTypes: ['violations'], rules: { 'target-size': { enabled: true } } })"

@@ -255,6 +255,7 @@ def test_forced_colors_keep_bars_and_squares(server: str, browser: "sync_api.Bro
     assert bars and canvas not in bars and "rgba(0, 0, 0, 0)" not in bars
     for address in ("", "labml_bert/mlm/", "claims/", "attention/"):
         page.goto(server + address)
+        page.evaluate("reachable()")
         page.evaluate(AXE.read_text("utf-8"))
         violations = page.evaluate("axe.run({resultTypes: ['violations']}).then(result => result.violations)")
         assert [(address, one["id"], one["nodes"][0]["html"][:200]) for one in violations] == []

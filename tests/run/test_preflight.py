@@ -56,14 +56,16 @@ WITH_TORCH = [
 def test_ctrl_c_during_the_imports_prints_one_line(program: list[str], module: str, tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(INTERRUPT_DURING_IMPORT)
     paths = os.pathsep.join([str(ROOT), str(tmp_path)])
-    process = subprocess.run(
-        [sys.executable, *program],
-        cwd=tmp_path,
-        env={**os.environ, "HIT_AT": module, "PYTHONPATH": paths},
-        capture_output=True,
-        text=True,
-    )
+    words = [sys.executable, *program]
+    environment = {**os.environ, "HIT_AT": module, "PYTHONPATH": paths}
+    process = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert (process.returncode, process.stdout, process.stderr) == (130, "", "\nstopped before it began\n")
+    # Nobody reads the line.
+    reader, writer = os.pipe()
+    os.close(reader)
+    silent = subprocess.run(words, cwd=tmp_path, env=environment, stdout=writer, stderr=writer)
+    os.close(writer)
+    assert silent.returncode == 130
     # A program that only imports the package keeps its own handler.
     code = "assert signal.getsignal(signal.SIGINT) is signal.default_int_handler"
     if module == "labml_bert.training.trainer":

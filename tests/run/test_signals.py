@@ -46,8 +46,7 @@ def test_a_signal_loses_nothing(
         time.sleep(0.005)
     process.send_signal(number)
     exit_code = process.wait(timeout=60)
-    # The end of a pipe is exit code 1, as usual, if nothing has been written yet.
-    assert exit_code in (0, 130, -number) or (output, phase, exit_code) == ("nobody reads", "loading", 1)
+    assert exit_code in (0, 130, -number)
     lines = (tmp_path / "errors").read_text().splitlines()
     assert len(lines) <= 2 and not any("Traceback" in line for line in lines), lines
     assert not [path for path in list_below(tmp_path) if path.name.endswith(PART)]
