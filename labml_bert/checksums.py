@@ -124,7 +124,7 @@ def read_checked(path: Path, most: int = LARGEST_FILE) -> bytes:
     # Reading anything other than a regular file, such as a pipe, could wait forever.
     if not path.is_file():
         if path.name in read_sums(path.parent):
-            raise ValueError(f"{path} is missing; put it back, or remove its line from {SUMS}")
+            raise ValueError(f"{path} is missing or not a file; put it back, or remove its line from {SUMS}")
         raise FileNotFoundError(f"there is no file {path}")
     if path.stat().st_size > most:
         raise ValueError(f"{path} has more than {most:,} bytes")
@@ -196,6 +196,29 @@ def parse_json(text: bytes | str) -> Any:
         if "int_max_str_digits" not in str(error):
             raise
         raise ValueError("a number in it has thousands of digits") from None
+
+
+def seal(text: str) -> str:
+    """
+    ## One JSON file
+
+    Returns a JSON object as text, with a last entry `sha256`: the checksum of the text before that entry.
+    """
+    content = text[:-1].rstrip()
+    return f'{content},"sha256":"{hashlib.sha256(content.encode()).hexdigest()}"}}'
+
+
+def parse_sealed(text: str) -> Any:
+    """
+    Parses JSON as `parse_json` does. If an object has an entry `sha256`, checks it and leaves it out. Raises
+    `ValueError` if it's wrong.
+    """
+    values = parse_json(text)
+    if isinstance(values, dict) and "sha256" in values:
+        content = text.rpartition(',"sha256":')[0]
+        if values.pop("sha256") != hashlib.sha256(content.encode()).hexdigest():
+            raise ValueError("its checksum differs; if you changed it, remove its last entry, sha256")
+    return values
 
 
 def list_files(folder: Path, files: Sequence[Path]) -> None:

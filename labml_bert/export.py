@@ -41,7 +41,7 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from labml_bert.bert import BertModel
-from labml_bert.checksums import reading
+from labml_bert.checksums import reading, seal
 from labml_bert.files import append, check_own, check_utf8, lock_output, make_folder, whole_file, write_whole
 from labml_bert.fill_mask import load_model
 from labml_bert.models import BertForMaskedLM
@@ -52,7 +52,7 @@ from labml_bert.training.checkpoint import CHECKPOINT, load_checkpoint
 from labml_bert.training.tracking import read_metrics
 
 # The version of the web format. Our page accepts only this version.
-FORMAT = 2
+FORMAT = 3
 # Each graph contains this name of the program that wrote it.
 PRODUCER = "labml_bert.export"
 # The graph and torch add numbers in different orders. Their outputs may differ by at most this much.
@@ -131,7 +131,7 @@ def write_web(
         "arms": arms,
         "checkpoints": checkpoints,
     }
-    write_whole(folder / "model.json", json.dumps(metadata, ensure_ascii=False, separators=(",", ":")))
+    write_whole(folder / "model.json", seal(json.dumps(metadata, ensure_ascii=False, separators=(",", ":"))))
 
 
 def read_history(run_path: Path) -> tuple[dict[str, Any], list[list[float]]]:
@@ -434,12 +434,8 @@ def main(argv: list[str] | None = None) -> None:
             rows = {"check": "none, because onnxruntime is not installed"}
             if difference is not None:
                 rows = {"check": f"outputs differ from torch's by about {difference:.1g}"}
-    rows = {
-        "file": display_path(path),
-        "bytes": f"{len(data):,}",
-        "sha256": hashlib.sha256(data).hexdigest(),
-        **rows,
-    }
+    digest = hashlib.sha256(data).hexdigest()
+    rows = {"file": display_path(path), "bytes": f"{len(data):,}", "sha256": digest, **rows}
     console.print()
     for name, value in rows.items():
         console.print(f"  {name:<10}  {value}")

@@ -16,10 +16,37 @@ from labml_bert.checksums import (
     encode_line,
     list_files,
     parse_json,
+    parse_sealed,
     read_checked,
+    seal,
     write_checked,
 )
 from tests.support.damage import flip_bit
+
+
+@pytest.mark.parametrize("indent", [None, 1])
+def test_each_flipped_bit_of_sealed_json_is_detected(indent: int | None) -> None:
+    values = {"sums": [{"sha256": "0"}], "loss": 1.25, "text": "é"}
+    text = seal(json.dumps(values, indent=indent))
+    assert json.loads(text).keys() == {*values, "sha256"}
+    assert parse_sealed(text) == values
+    refused = 0
+    for at, character in enumerate(text):
+        for bit in range(7):
+            try:
+                read = parse_sealed(f"{text[:at]}{chr(ord(character) ^ 1 << bit)}{text[at + 1 :]}")
+            except ValueError:
+                refused += 1
+            else:
+                # In the name of the last entry, it does no harm.
+                assert {name: read[name] for name in values} == values and len(read) == len(values) + 1
+    assert refused >= 7 * (len(text) - len("sha256"))
+
+
+def test_sealed_json_that_was_changed_on_purpose_is_read_without_its_checksum() -> None:
+    assert parse_sealed('{"loss": 1.5}') == {"loss": 1.5}
+    with pytest.raises(ValueError, match="remove its last entry, sha256"):
+        parse_sealed(seal('{"loss": 1.25}').replace("1.25", "1.5"))
 
 
 def test_each_flipped_bit_is_detected(tmp_path: Path) -> None:
@@ -39,7 +66,9 @@ def test_a_listed_file_that_was_deleted_is_noticed(tmp_path: Path) -> None:
         read_checked(path)
     write_checked(path, "{}")
     path.unlink()
-    with pytest.raises(ValueError, match=r"config\.json is missing; put it back, or remove its line"):
+    with pytest.raises(
+        ValueError, match=r"config\.json is missing or not a file; put it back, or remove its line"
+    ):
         read_checked(path)
 
 

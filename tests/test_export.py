@@ -88,7 +88,7 @@ def test_the_exported_bytes_are_the_weights_of_the_run(
         assert np.array_equal(tensors[name], tensor.detach().numpy().astype(np.float16)), name
     assert metadata["checkpoints"][0]["sha256"] in out
     arm = metadata["arms"]["mlm_tiny"]
-    assert metadata["format"] == 2 and arm["dtype"] == "float16"
+    assert metadata["format"] == 3 and arm["dtype"] == "float16"
     assert arm["config"] == {"model_type": "bert", **asdict(model.config)}
     assert metadata["tokens"] == [tokenizer.id_to_token(i) for i in range(model.config.vocab_size)]
     assert (

@@ -25,6 +25,7 @@ from docs.project import ROOT
 from experiments.claims.analysis import COUNTED, FRACTIONS, HIGHER_IS_BETTER, RATIOS, Analysis, Effect, Row
 from experiments.claims.decision import FIRST_SEED, LEVEL, LOOKS, RULE_LEVEL, Interval, is_fresh, mean
 from experiments.claims.training import EVALUATIONS
+from labml_bert.checksums import parse_sealed
 
 CLAIMS = ROOT / "experiments" / "claims" / "claims.toml"
 # Metrics shown as percentages; their differences are in percentage points.
@@ -148,7 +149,7 @@ def read_claim(name: str, claims: Path | None = None, runs: Path = RUNS) -> Clai
     if not record.is_file():
         return Claim(entry, None)
     try:
-        return Claim(entry, Record(record.stem, json.loads(record.read_text("utf-8"))))
+        return Claim(entry, Record(record.stem, parse_sealed(record.read_text("utf-8"))))
     except (ValueError, KeyError) as error:
         raise PageError(f"{record} is not the record of a claim: {error}") from None
 

@@ -15,7 +15,7 @@ from typing import Any
 from docs.literate.prose import cell
 from docs.literate.rows import PageError, find_files
 from docs.project import ROOT
-from labml_bert.checksums import parse_json
+from labml_bert.checksums import parse_sealed
 
 RUNS = ROOT / "docs" / "runs"
 
@@ -75,7 +75,7 @@ def read_records(folder: Path = RUNS) -> dict[str, Record]:
         if not re.fullmatch(r"[\w.-]+", path.stem):
             raise PageError(f"{path}: use only letters, digits, dots and dashes in the name of a record")
         try:
-            data = parse_json(path.read_bytes())
+            data = parse_sealed(path.read_text("utf-8"))
         except ValueError as error:
             raise PageError(f"{path}: not JSON: {error}") from None
         is_record = isinstance(data, dict) and data.keys() >= {"experiment", "command", "date", "hardware"}

@@ -3,7 +3,7 @@
 // Reads the description of the models, and throws one readable line unless it's exactly what the page can use. The
 // arithmetic of `bert.js` would answer with nonsense for another activation or for sizes that don't fit.
 
-const FORMAT = 2;
+const FORMAT = 3;
 const CONFIGS = {
   bert: ["vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "max_position_embeddings",
     "type_vocab_size"],
@@ -113,7 +113,12 @@ function fault(card) {
   return null;
 }
 
-export function read_card(text) {
+export async function checksum(bytes) {
+  const digest = new Uint8Array(await crypto.subtle.digest("SHA-256", bytes));
+  return [...digest].map((byte) => byte.toString(16).padStart(2, "0")).join("");
+}
+
+export async function read_card(text) {
   let card;
   try {
     card = JSON.parse(text);
@@ -128,6 +133,9 @@ export function read_card(text) {
     // JavaScript can't turn a list that is nested very deeply into text.
     reason = "its values can't be read";
   }
+  // The last entry is the sha256 of the text before it. `crypto.subtle` exists only on pages that came over https.
+  const content = new TextEncoder().encode(text.slice(0, text.lastIndexOf(',"sha256":')));
+  if (!reason && crypto.subtle && (await checksum(content)) !== card.sha256) reason = "its checksum differs";
   if (reason) throw new Error(`model.json isn't what this page needs: ${reason}. Reload the page and try again.`);
   return card;
 }

@@ -2,7 +2,7 @@
 // reply to it: progress, a result, or the reason why there is none.
 
 import { BertForMaskedLM, fill_mask } from "./bert.js";
-import { read_card } from "./card.js";
+import { checksum, read_card } from "./card.js";
 import { ModernBertForMaskedLM } from "./modern.js";
 
 const FOLDER = new URL("model/", import.meta.url);
@@ -37,16 +37,11 @@ async function download(name, address, total, onProgress) {
   return new Blob(parts).arrayBuffer();
 }
 
-async function checksum(buffer) {
-  const digest = new Uint8Array(await crypto.subtle.digest("SHA-256", buffer));
-  return [...digest].map((byte) => byte.toString(16).padStart(2, "0")).join("");
-}
-
 const tasks = {
   async metadata() {
     if (!metadata) {
       const text = new TextDecoder().decode(await download("model.json", new URL("model.json", FOLDER), 0, () => {}));
-      metadata = read_card(text);
+      metadata = await read_card(text);
     }
     return metadata;
   },

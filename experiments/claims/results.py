@@ -29,7 +29,7 @@ from experiments.claims.decision import FIRST_SEED, LOOKS, is_fresh
 from experiments.claims.options import OptionValues
 from experiments.claims.scores import measure_scores
 from experiments.claims.training import EVALUATIONS, Run, prepare, take_step, train
-from labml_bert.checksums import parse_json, read_checked
+from labml_bert.checksums import parse_sealed, read_checked, seal
 from labml_bert.files import check_own, lock, make_folder, write_whole
 from labml_bert.run.record import describe_run
 from labml_bert.run.timing import time_in_turn
@@ -119,7 +119,7 @@ class Results:
             self.lock = lock(self.path.parent, name=f".{claim.name}.lock")
             check_own(self.path)
             self.record = (
-                json.loads(self.path.read_text("utf-8")) if self.path.exists() else self.empty_record()
+                parse_sealed(self.path.read_text("utf-8")) if self.path.exists() else self.empty_record()
             )
             self.recorded_rows = {row_key(row): row for row in self.record["table"]}
             self.check()
@@ -203,7 +203,7 @@ class Results:
         """
         table = [*{**self.rows, **self.recorded_rows, **self.rows}.values()]
         self.record |= {"claim": asdict(self.claim), "table": table, "is_finished": is_finished}
-        write_whole(self.path, json.dumps(self.record, indent=1))
+        write_whole(self.path, seal(json.dumps(self.record, indent=1)))
 
     def get_row(self, arm: str, seed: int, point: OptionValues) -> dict[str, Any]:
         """
@@ -257,7 +257,7 @@ class Results:
             if path == self.path:
                 continue
             try:
-                other = parse_json(read_checked(path))
+                other = parse_sealed(read_checked(path).decode())
                 for row in other["table"]:
                     same = self.has_same_runs(other["claim"]) and all(
                         row.get(key) == self.source[key] for key in ("commit", "versions", "hardware")

@@ -37,7 +37,7 @@ from rich.table import Table
 from torch import Tensor
 
 from experiments.live.pictures import TEXT, make_pictures
-from labml_bert.checksums import file_sha256, parse_json
+from labml_bert.checksums import file_sha256, parse_sealed
 from labml_bert.data.corpora import load_corpus
 from labml_bert.data.curriculum import length_at, parse_schedule
 from labml_bert.data.masked_text import MaskedText
@@ -308,8 +308,8 @@ def read_other_arms(options: Options, folder: Path) -> tuple[dict[str, Any], dic
         raise ValueError("--arm adds a model to a record; name the record with --record")
     values = {**options.configuration(), "corpus": load_corpus(options.corpus).sha256}
     try:
-        record: dict[str, Any] = parse_json(options.record.read_text("utf-8"))
-        metadata: dict[str, Any] = parse_json((folder / "model.json").read_text("utf-8"))
+        record: dict[str, Any] = parse_sealed(options.record.read_text("utf-8"))
+        metadata: dict[str, Any] = parse_sealed((folder / "model.json").read_text("utf-8"))
         # An option that was added after the record was written isn't in it. The run had its default.
         saved = {**Options().configuration(), **record["configuration"], "corpus": record["corpus"]["sha256"]}
         # Compare the JSON, because in Python, `0 == 0.0 == False`.

@@ -106,7 +106,7 @@ def load_corpus(name: str) -> Corpus:
     if name in WIKITEXT:
         return wikitext(name)
     path = Path(name)
-    if name.strip() and (path / BLOCKS).is_file():
+    if name.strip() and os.path.isfile(path / BLOCKS):
         raise ValueError(
             f"{name} has tokenized text, which only own_language.py and continue_pretraining.py can read; "
             "use the text itself"

@@ -32,13 +32,14 @@ from typing import Any
 
 import torch
 
+from labml_bert.checksums import parse_sealed, seal
 from labml_bert.data.corpora import TINY_SHAKESPEARE_SHA256, cache_folder, load_corpus
 from labml_bert.files import write_whole
 from labml_bert.run.experiment import Run
 from labml_bert.run.options import RunOptions
 from labml_bert.run.record import hardware, origin, versions
 from labml_bert.run.terminal import exit_on_bad_input
-from labml_bert.stdout import console
+from labml_bert.stdout import OneLineParser, console
 from labml_bert.training.trainer import Report, Step
 
 ROOT = Path(__file__).parents[2]
@@ -239,7 +240,7 @@ def records(names: list[str]) -> Iterator[tuple[Path, dict[str, Any]]]:
             raise ValueError(f"no record {name!r}; choose from {', '.join(paths)}")
     for name, path in paths.items():
         if not names or name in names:
-            yield path, json.loads(path.read_text("utf-8"))
+            yield path, parse_sealed(path.read_text("utf-8"))
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -248,13 +249,19 @@ def main(argv: list[str] | None = None) -> None:
     the date of each successful check, and takes missing fingerprints. A new fingerprint is valid only if the
     current code has produced the record.
     """
-    words = list(sys.argv[1:] if argv is None else argv)
-    is_writing = "--write" in words
-    names = [word for word in words if word != "--write"]
+    parser = OneLineParser(
+        prog="python -m labml_bert.run.fingerprint",
+        description="Check whether today's code gives the same results.",
+    )
+    parser.add_argument("record", nargs="*", help="such as mlm_tiny or claims/head (default: all records)")
+    parser.add_argument(
+        "--write", action="store_true", help="save the dates of the checks, and new fingerprints"
+    )
+    options = parser.parse_args(argv)
     failures = count = 0
     start = time.monotonic()
     with exit_on_bad_input():
-        for path, record in records(names):
+        for path, record in records(options.record):
             name = path.relative_to(RUNS).with_suffix("").as_posix()
             fingerprints: dict[str, Fingerprint] = record.get("fingerprints", {})
             for part, take in fingerprints_of(record).items():
@@ -262,7 +269,7 @@ def main(argv: list[str] | None = None) -> None:
                 if reason := explain_skip(record, part):
                     console.print(f"  {label}: cannot be checked here ({reason})")
                     continue
-                if part not in fingerprints and not is_writing:
+                if part not in fingerprints and not options.write:
                     console.print(f"  {label}: no fingerprint; repeat the run with --record")
                     failures += 1
                     continue
@@ -277,10 +284,10 @@ def main(argv: list[str] | None = None) -> None:
                 else:
                     fingerprints[part]["checked"] = origin()
                     console.print(f"  {label}: reproduced")
-            if is_writing and fingerprints:
+            if options.write and fingerprints:
                 # Another program may have added rows in the meantime.
-                record = json.loads(path.read_text("utf-8"))
-                write_whole(path, json.dumps({**record, "fingerprints": fingerprints}, indent=1))
+                record = parse_sealed(path.read_text("utf-8"))
+                write_whole(path, seal(json.dumps({**record, "fingerprints": fingerprints}, indent=1)))
     console.print(f"  {count} fingerprints in {time.monotonic() - start:.0f} s, {failures} not reproduced")
     if failures:
         raise SystemExit(1)

@@ -6,11 +6,11 @@ options)`. If you stop the run or an expected error ends it, `launch` prints a s
 traceback. If the run writes a record, `launch` adds a fingerprint, so that you can check the record later."""
 
 import inspect
-import json
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+from labml_bert.checksums import parse_sealed
 from labml_bert.run.experiment import Run
 from labml_bert.run.fingerprint import take_fingerprint
 from labml_bert.run.options import OptionsType, parse_options, resume_options
@@ -46,7 +46,7 @@ def launch(
                 raise KeyboardInterrupt from None
             raise
         if run.record_path is not None and rank() == 0:
-            record = json.loads(run.record_path.read_text("utf-8"))
+            record = parse_sealed(run.record_path.read_text("utf-8"))
             # For a record of several runs, the script's `fingerprints` returns one function per fingerprint.
             several = main.__globals__.get("fingerprints")
             # The record has only the name of the text, but taking a fingerprint may need the path.

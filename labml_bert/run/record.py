@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from labml_bert.checks import LARGEST_SIZE
-from labml_bert.checksums import file_state
+from labml_bert.checksums import file_state, seal
 from labml_bert.files import partial_path, write_whole
 from labml_bert.stdout import console, display_path, print_note
 from labml_bert.training.device import choose_precision
@@ -81,7 +81,7 @@ def write_record(path: Path, record: dict[str, Any]) -> Path:
         print_note(f"{display_path(path)} is left alone ({obstacle}); the record gets another name")
         n += 1
         path = base.with_stem(f"{base.stem}-{n}")
-    write_whole(path, json.dumps(record, indent=1))
+    write_whole(path, seal(json.dumps(record, indent=1)))
     last_seen[path.absolute()] = file_state(path)
     return path
 

@@ -190,6 +190,13 @@ def test_an_unreadable_folder_is_not_an_empty_one(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(Path, "iterdir", lambda p: refuse(p) if p.name == "locked" else iterdir(p))
     with pytest.raises(OSError, match=r"Permission denied: .*locked"):
         load_corpus(str(tmp_path))
+    # Nor can the system say whether there is a file in it.
+    stat = Path.stat
+    monkeypatch.setattr(
+        Path, "stat", lambda p, **options: refuse(p) if "locked" in p.parts[:-1] else stat(p, **options)
+    )
+    with pytest.raises(OSError, match=r"Permission denied: .*locked'$"):
+        load_corpus(str(tmp_path / "locked"))
 
 
 @pytest.fixture()

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 
+from labml_bert.checksums import seal
 from tests.support.mutations import damaged_bytes, damaged_json
 from tests.support.runs import ROOT
 
@@ -26,18 +27,11 @@ const { read_card } = await import("data:text/javascript;base64," + script);
 for await (const line of createInterface({ input: process.stdin })) {
   let answer;
   try {
-    answer = { card: read_card(new TextDecoder().decode(Buffer.from(line, "base64"))) };
+    answer = { card: await read_card(new TextDecoder().decode(Buffer.from(line, "base64"))) };
   } catch (error) {
     answer = { error: error.message, kind: error.constructor.name };
   }
-  let text;
-  try {
-    text = JSON.stringify(answer);
-  } catch {
-    // JavaScript can read a deeply nested value that the page ignores, but can't turn it into text.
-    text = JSON.stringify({ card: { format: answer.card.format } });
-  }
-  console.log(text);
+  console.log(JSON.stringify(answer));
 }
 """
 Reader = Callable[[bytes | str], dict[str, Any]]
@@ -81,11 +75,26 @@ def card_with(**changes: object) -> dict[str, Any]:
 def test_the_export_of_a_model_without_a_run_is_read(read_card: Reader) -> None:
     """Nobody knows how long it was trained, and the page asks only if there are several checkpoints."""
     card = card_with()
+    del card["sha256"]
     undated = card["checkpoints"][-1] | {"seconds": None, "steps": None, "loss": None}
     card["checkpoints"] = [undated]
-    assert read_card(json.dumps(card)) == {"card": card}
+    text = seal(json.dumps(card))
+    assert read_card(text) == {"card": json.loads(text)}
     card["checkpoints"] = [card_with()["checkpoints"][0], undated]
     assert "its checkpoints don't fit" in read_card(json.dumps(card))["error"]
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [(b'"x"', b'"X2"'), (b'"y"', b'"\xc3\xbf"'), (b'"loss":1', b'"loss":3'), (b'"sha256"', b'"sha257"')],
+)
+def test_a_card_with_another_character_is_refused(old: bytes, new: bytes, read_card: Reader) -> None:
+    """Without its checksum, the page would show other tokens or another loss."""
+    assert CARD.count(old) > 0
+    head, _, tail = CARD.rpartition(old)
+    assert "error" in read_card(head + new + tail)
+    assert "its checksum differs" in read_card(CARD.replace(b'"y"', b'"\xc3\xbf"'))["error"]
 
 
 def card_without(name: str) -> dict[str, Any]:
@@ -111,7 +120,7 @@ def card_with_checkpoint(**changes: object) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("card", "reason"),
     [
-        (card_with(format=3), "its format is 3, and this page reads format 2"),
+        (card_with(format=2), "its format is 2, and this page reads format 3"),
         (card_with(hidden_activation="relu"), "its hidden_activation is relu"),
         (card_with(num_attention_heads=0), "its num_attention_heads is 0"),
         (card_with(num_attention_heads=3), "isn't divisible"),
@@ -166,4 +175,4 @@ def test_a_damaged_card_gets_one_line(text: bytes | str, read_card: Reader) -> N
     if "error" in answer:
         assert answer["kind"] == "Error" and re.match("model.json isn't what", answer["error"])
     else:
-        assert answer["card"]["format"] == 2
+        assert answer["card"] == json.loads(CARD)

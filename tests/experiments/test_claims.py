@@ -18,6 +18,7 @@ from experiments.claims.options import WindowOptions, read_options
 from experiments.claims.results import TUNING_SEED, Claim, Results, read_claims
 from experiments.claims.training import Run, draw_batch, prepare, train
 from experiments.claims.variants import UntiedMaskedLM, sequence_length
+from labml_bert.checksums import seal
 from labml_bert.data.curriculum import parse_schedule
 from labml_bert.data.docstring_tasks import Task
 from labml_bert.data.masked_text import MaskedText
@@ -939,6 +940,7 @@ def test_only_one_process_runs_a_claim(options: dict[str, Any], tmp_path: Path) 
         "[]",
         "[" * 100_000,
         *(WHOLE.replace(*change) for change in DAMAGES),
+        seal(WHOLE).replace('"seed": 0', '"seed": 1'),
     ],
 )
 def test_an_incomplete_record_is_rejected(text: str, tmp_path: Path) -> None:

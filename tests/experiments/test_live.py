@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 
 from labml_bert.bert import BertConfig
+from labml_bert.checksums import parse_sealed
 from labml_bert.data.corpora import load_corpus
 from labml_bert.data.masked_text import MaskedText
 from labml_bert.data.tokenizers import character_tokenizer
@@ -320,16 +321,21 @@ def break_the_fingerprints(folder: Path, record: dict[str, Any]) -> None:
 def break_an_entry(folder: Path, record: dict[str, Any]) -> None:
     """The record and `model.json` agree."""
     record["checkpoints"] = [{}]
-    metadata = json.loads((folder / "model.json").read_text("utf-8"))
+    metadata = parse_sealed((folder / "model.json").read_text("utf-8"))
     (folder / "model.json").write_text(json.dumps({**metadata, "checkpoints": [{}]}))
 
 
 def change_both(folder: Path, record: dict[str, Any], change: Callable[[dict[str, Any]], object]) -> None:
     """Changes `model.json`, and the checkpoints in the record in the same way."""
-    metadata = json.loads((folder / "model.json").read_text("utf-8"))
+    metadata = parse_sealed((folder / "model.json").read_text("utf-8"))
     change(metadata)
     record["checkpoints"] = metadata["checkpoints"]
     (folder / "model.json").write_text(json.dumps(metadata))
+
+
+def flip_a_bit(folder: Path, record: dict[str, Any]) -> None:
+    text = (folder / "model.json").read_text("utf-8")
+    (folder / "model.json").write_text(text.replace('"y"', '"Y2"'))
 
 
 def forget_a_model(folder: Path, record: dict[str, Any]) -> None:
@@ -391,6 +397,7 @@ def forget_a_history(folder: Path, record: dict[str, Any]) -> None:
         (forget_the_checkpoints, "has no 'checkpoints'; train all"),
         (break_the_fingerprints, "cannot keep the other models: .*; train all"),
         (break_an_entry, "has no 'arm'; train all"),
+        (flip_a_bit, "its checksum differs; .*; train all"),
         (forget_a_model, "must have these models: .*; train all"),
         (add_a_model, "must have these models: .*; train all"),
         (write_a_loss_as_nan, r"loss of fixed-length-1\.bin is not a number, or not finite; train all"),

@@ -13,6 +13,7 @@ import pytest
 
 from experiments import mlm_tiny
 from labml_bert import mlm
+from labml_bert.checksums import parse_sealed
 from labml_bert.data.corpora import load_corpus
 from labml_bert.run import fingerprint
 from labml_bert.run.fingerprint import (
@@ -131,7 +132,8 @@ def test_the_command_checks_and_writes_records(
     main([])
     assert "small: reproduced\n  1 fingerprints" in capsys.readouterr().out
 
-    record = json.loads(path.read_text())
+    assert "sha256" in json.loads(path.read_text())
+    record = parse_sealed(path.read_text())
     record["fingerprints"][""]["losses"][2] += 0.1
     path.write_text(json.dumps(record))
     with pytest.raises(SystemExit) as end:

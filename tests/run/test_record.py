@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from labml_bert.checksums import parse_sealed
 from labml_bert.files import partial_path
 from labml_bert.run import record as record_module
 from labml_bert.run.record import check_record, last_seen, origin, recorded_experiment, write_record
@@ -56,7 +57,7 @@ def test_a_record_whose_state_cannot_be_read_is_refused_at_the_start(
         failing[0] = number
         with pytest.raises(ValueError, match=r"cannot write .*: Input/output error"):
             check_record(path, "mlm_tiny")
-    assert json.loads(path.read_text()) == record and [*tmp_path.iterdir()] == [path]
+    assert parse_sealed(path.read_text()) == record and [*tmp_path.iterdir()] == [path]
 
 
 def test_a_record_is_replaced(tmp_path: Path) -> None:
@@ -103,12 +104,12 @@ def test_a_file_that_appears_during_the_run_is_kept(
     path, record = tmp_path / "r.json", {"experiment": "cost", "command": "python experiments/speed/cost.py"}
     check_record(path, "cost")
     assert write_record(path, record) == write_record(path, {**record, "result": 1}) == path
-    assert json.loads(path.read_text()) == {**record, "result": 1}
+    assert parse_sealed(path.read_text()) == {**record, "result": 1}
     path.write_text("my notes")
     assert write_record(path, record) == tmp_path / "r-2.json"
     (tmp_path / "r-2.json").write_text('{"experiment": "speed", "command": "python experiments/speed.py"}')
     assert write_record(path, record) == tmp_path / "r-3.json"
-    assert path.read_text() == "my notes" and json.loads((tmp_path / "r-3.json").read_text()) == record
+    assert path.read_text() == "my notes" and parse_sealed((tmp_path / "r-3.json").read_text()) == record
     first, *_, last = capsys.readouterr().err.splitlines()
     assert first.endswith(
         "r.json is left alone (it exists and is not a record); the record gets another name"
@@ -133,7 +134,7 @@ def test_the_record_of_another_run_is_kept(tmp_path: Path, capsys: pytest.Captur
     assert (tmp_path / "r-2.json").read_text() == second
     # A new record replaces one that was there before the run.
     check_record(path, "cost")
-    assert write_record(path, record) == path and json.loads(path.read_text()) == record
+    assert write_record(path, record) == path and parse_sealed(path.read_text()) == record
 
 
 def test_all_published_records_are_recognized() -> None:
