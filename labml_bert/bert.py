@@ -393,7 +393,7 @@ class Dropout(nn.Dropout):
 
     def forward(self, x: Tensor) -> Tensor:
         """The input can have any shape, and the output has the same shape."""
-        if x.device.type != "cpu" or not self.training or self.p == 0:
+        if x.device.type != "cpu" or not self.training or self.p in (0, 1):
             return F.dropout(x, self.p, self.training)
         draws = torch.empty(-(-x.numel() // 4), dtype=torch.int64).random_(-(2**63), None)
         bits = draws.view(torch.int16)[: x.numel()].view(x.shape)

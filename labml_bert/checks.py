@@ -85,7 +85,8 @@ def check_values(
         value = getattr(config, name)
         most: float = 2**63 - 1 if isinstance(value, int) else sys.float_info.max
         if not 0 < value <= most:
-            raise ValueError(f"{name} is {value}; it must be above 0 and at most {most:.3g}")
+            end = f" and at most {most:.3g}" if value > most else ""
+            raise ValueError(f"{name} is {value}; it must be above 0{end}")
         if value < SMALLEST_POSITIVE:
             raise ValueError(f"{name} is {value}; it must be at least {SMALLEST_POSITIVE:g}")
     if not 0 <= config.pad_token_id < config.vocab_size:

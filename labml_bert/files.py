@@ -17,6 +17,7 @@ import errno
 import hashlib
 import json
 import os
+import shutil
 import signal
 import stat
 import threading
@@ -252,10 +253,16 @@ def check_own(path: Path, is_right_kind: Callable[[int], bool] = stat.S_ISREG) -
 
 @contextlib.contextmanager
 def open_to_append(path: Path) -> Iterator[BinaryIO]:
-    """Opens a file for reading and appending. Raises `OSError` if that fails or if `check_own` does."""
+    """
+    Opens a file for reading and appending. If the file has other names, such as in a copy of the folder by
+    `cp -l`, replaces it by a copy first. Raises `OSError` if that fails or if `check_own` does.
+    """
     check_own(path)
     is_new = not path.exists()
     with naming(path):
+        if not is_new and path.stat().st_nlink > 1:
+            with whole_file(path) as part:
+                shutil.copyfile(path, part)
         file = open(path, "a+b")  # noqa: SIM115
     try:
         if is_new:

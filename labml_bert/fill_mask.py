@@ -116,7 +116,7 @@ def check_text(text: str, name: str = "the text") -> None:
     if len(text) > MAX_CHARACTERS:
         raise ValueError(f"{name} has {len(text):,} characters; use at most {MAX_CHARACTERS:,}")
     if not is_utf8(text):
-        raise ValueError(f"{name} has bytes that are not UTF-8; write it in UTF-8")
+        raise ValueError(f"{name} has bytes that are not UTF-8; write it in UTF-8, and use a UTF-8 locale")
 
 
 def special_ids(tokenizer: Tokenizer) -> list[int]:

@@ -48,6 +48,8 @@ LONGEST_LABEL = 100
 # The most bytes of JSON for all labels. `config.json` contains each label twice, and we don't read a
 # `config.json` of more than five million bytes. An id, quotes, punctuation and spaces take about 20 bytes.
 LARGEST_LABELS, BYTES_PER_ID = 2_000_000, 20
+# The most bytes of a file. Reading one takes several times its size in memory.
+LARGEST_FILE = 200_000_000
 # A list in a message has about this many characters at most. The message counts the rest.
 LONGEST_LIST, SHORT_LIST = 80, 50
 # A message names at most this many lines for each label or text, and this many characters of a label.
@@ -170,6 +172,8 @@ def read_labeled_texts(path: Path) -> LabeledTexts:
         raise ValueError(f"there is no file {path}; pass a CSV or JSONL file with texts and labels")
     if not path.is_file():
         raise ValueError(f"{path} is not a regular file; save the rows in a file and pass that")
+    if path.stat().st_size > LARGEST_FILE:
+        raise ValueError(f"{path} has more than {LARGEST_FILE:,} bytes; use some of its rows")
     check_format(path)
     content = read_utf8(path)
     if not content.strip():
@@ -389,8 +393,8 @@ def check_columns(path: Path, rows: list[LabeledRow]) -> None:
         if len(same) > 1:
             names = " and ".join(with_lines(label, lines[label]) for label in same[:3])
             raise ValueError(
-                f"{path}: labels that differ only in case, spaces, invisible characters or a final .0: "
-                f"{names}; spell them alike"
+                f"{path}: labels that differ only in case, spaces, invisible or combining characters or a "
+                f"final .0: {names}; spell them alike"
             )
 
 

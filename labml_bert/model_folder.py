@@ -195,14 +195,16 @@ def read_safetensors(folder: Path) -> dict[str, Tensor]:
             raise ValueError(f"the weights in {folder} are in several files; save the model in one")
         raise ValueError(f"there are no weights in {folder} (no model.safetensors); use another folder")
     try:
+        # If the size of the file is wrong, this fails at once. Hashing a huge file takes minutes.
+        tensors = files.read_tensors(path)[0]
+    except ValueError as error:
+        raise ValueError(f"{error}; save it again") from None
+    try:
         if path.name in read_sums(folder):
             check_digest(path, file_sha256(path))
     except OSError as error:
         raise unreadable(path, error.strerror) from None
-    try:
-        return files.read_tensors(path)[0]
-    except ValueError as error:
-        raise ValueError(f"{error}; save it again") from None
+    return tensors
 
 
 def read_tensors(folder: Path) -> dict[str, Tensor]:

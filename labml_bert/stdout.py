@@ -10,6 +10,7 @@ import errno
 import io
 import os
 import re
+import select
 import sys
 from argparse import ArgumentParser, ArgumentTypeError
 from collections.abc import Iterator, Sequence
@@ -100,6 +101,18 @@ console = PersistentConsole(highlight=False, soft_wrap=True, emoji=False, markup
 for stream in (sys.stdout, sys.stderr):
     if isinstance(stream, io.TextIOWrapper):
         stream.reconfigure(errors="replace")
+
+
+def discard_unread_output() -> None:
+    """
+    If nobody reads the output and its pipe is full, discards what this process still prints. Otherwise it
+    would wait forever. A signal doesn't end the waiting: after the signal's handler, Python tries again.
+    """
+    for number in (1, 2):
+        # On Windows, `select` accepts only sockets.
+        with contextlib.suppress(OSError, ValueError), open(os.devnull, "wb") as nowhere:
+            if not select.select([], [number], [], 0)[1]:
+                os.dup2(nowhere.fileno(), number)
 
 
 def is_ascii_only() -> bool:

@@ -342,6 +342,7 @@ def test_dropout_drops_with_its_probability(p: float, dtype: torch.dtype) -> Non
         both = (dropped[:-distance] * dropped[distance:]).mean().item()
         assert abs(both - p * p) < 5 * math.sqrt(p * p * (1 - p * p) / n) + 2**-16
     assert torch.equal(Dropout(p).eval()(x), x) and torch.equal(Dropout(0.0).train()(x), x)
+    assert not Dropout(1.0).train()(x).any()
 
 
 def test_masked_lm_positions_are_the_labeled_ones() -> None:

@@ -261,6 +261,19 @@ def test_the_remedy_depends_on_the_encoding(data: bytes, words: str) -> None:
 # Power failures
 
 
+def test_a_file_with_two_names_is_copied_before_it_grows(tmp_path: Path) -> None:
+    """`cp -l` makes a copy of a run that shares its files. Resuming the copy must not change the original."""
+    (tmp_path / "lines").write_bytes(b"1\n")
+    os.link(tmp_path / "lines", tmp_path / "copy")
+    with open_to_append(tmp_path / "copy") as file:
+        file.write(b"2\n")
+    with open_to_append(tmp_path / "copy") as file:
+        file.write(b"3\n")
+    assert (tmp_path / "lines").read_bytes() == b"1\n"
+    assert (tmp_path / "copy").read_bytes() == b"1\n2\n3\n"
+    assert {path.name for path in tmp_path.iterdir()} == {"lines", "copy"}
+
+
 def test_names_are_flushed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The names of new files, renamed files and new folders are flushed."""
     flushed: list[Path] = []

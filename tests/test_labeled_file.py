@@ -2,6 +2,7 @@
 
 import csv
 import json
+import os
 import random
 from pathlib import Path
 
@@ -124,8 +125,8 @@ BAD_FILES = {
     "identifiers": ("a.csv", HEADER + "\n".join(f"text {i % 30},{i}" for i in range(40)),
                     "the column 'label' has 40 different values in 40 rows; is it the right column?"),
     "labels in two spellings": ("a.csv", HEADER + GOOD + "\nx, B \ny,B", "labels that differ only in case, "
-                                "spaces, invisible characters or a final .0: 'b' (lines 3, 5, 7, 7 more) and "
-                                "'B' (lines 22, 23); spell"),
+                                "spaces, invisible or combining characters or a final .0: 'b' (lines 3, 5, "
+                                "7, 7 more) and 'B' (lines 22, 23); spell"),
     "a label as a decimal": ("a.csv", HEADER + GOOD.replace(",a", ",1").replace(",b", ",2") + "\nx,1.0",
                              "or a final .0: '1' (lines 2, 4, 6, 7 more) and '1.0' (line 22); spell them"),
     "an accent as a character": ("a.csv", HEADER + GOOD + "\nx,\u00e9\ny,e\u0301", "(line 23); spell them"),
@@ -206,6 +207,14 @@ def test_messages_about_large_files_stay_short(tmp_path: Path, capsys: pytest.Ca
     ) as info:
         read_labeled_texts(path)
     assert len(str(info.value).removeprefix(str(path))) <= 300
+
+
+def test_a_huge_file_is_refused_unread(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.touch()
+    os.truncate(path, 10**12)
+    with pytest.raises(ValueError, match=r"a\.csv has more than 200,000,000 bytes; use some of its rows"):
+        read_labeled_texts(path)
 
 
 def test_a_letter_with_very_many_accents_takes_no_minutes(tmp_path: Path) -> None:

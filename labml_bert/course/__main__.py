@@ -88,8 +88,12 @@ def current(options: argparse.Namespace) -> Step:
 
 
 def hint_command(options: argparse.Namespace) -> None:
-    """Prints one more hint for a step, or all of them if there are no more."""
+    """
+    Prints one more hint for a step, or all of them if there are no more. Raises `ValueError` if a file of the
+    exercises is missing.
+    """
     step = current(options)
+    read_files(options.folder)  # Another program's folder may have a `progress.json` of its own.
     progress = read_progress(options.folder)
     count = min(progress.hints.get(step.name, 0) + 1, len(step.hints))
     progress.hints[step.name] = count

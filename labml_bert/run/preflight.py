@@ -7,12 +7,13 @@ module itself needs only Python. Loading PyTorch takes seconds. If you press Ctr
 module prints one line instead of a traceback.
 """
 
+import contextlib
 import os
 import signal
 import sys
 import tempfile
 from importlib.util import find_spec
-from types import FrameType
+from types import FrameType, TracebackType
 
 # pyproject.toml lists the same packages. But an installed package doesn't contain that file, and a clone that
 # isn't installed has no metadata, so this module needs its own list.
@@ -103,6 +104,20 @@ def stop_before_it_began(number: int, frame: FrameType | None) -> None:
         os._exit(130)
 
 
+def explain_failed_import(
+    kind: type[BaseException], error: BaseException, trace: TracebackType | None
+) -> None:
+    """Handles an uncaught exception. During the imports, the likely cause is a lack of memory."""
+    if not issubclass(kind, ImportError | OSError | MemoryError):
+        sys.__excepthook__(kind, error, trace)
+        return
+    reason = " ".join((str(error) or "out of memory").split())
+    line = f"error: cannot load a library ({reason}); free some memory, or install the packages again"
+    with contextlib.suppress(OSError):
+        os.write(2, os.fsencode(f"{line}\n"))
+    os._exit(2)
+
+
 def exit_on_signals() -> None:
     """
     By default, SIGTERM and SIGHUP end this process at once. After this call, they raise `SystemExit`, so that
@@ -116,6 +131,8 @@ def exit_on_signals() -> None:
 try:
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, stop_before_it_began)
+        if sys.excepthook is sys.__excepthook__:
+            sys.excepthook = explain_failed_import
 except ValueError:
     # Only the main thread can set a signal handler.
     pass

@@ -8,6 +8,7 @@ progress bar.
 """
 
 import contextlib
+import errno
 import os
 import shlex
 import signal
@@ -31,7 +32,9 @@ from torch import OutOfMemoryError, Tensor
 from labml_bert.baselines.ngrams import Baseline
 from labml_bert.mlm import IGNORE
 from labml_bert.stdout import (
+    REMEDIES,
     console,
+    discard_unread_output,
     display_path,
     explain,
     is_ascii_only,
@@ -56,10 +59,10 @@ def exit_on_bad_input() -> Iterator[None]:
     In this block, these errors print one line and end the program with exit code 2. A loss that isn't finite
     and a lack of memory do the same.
     """
-    if sys.excepthook is sys.__excepthook__:
-        sys.excepthook = hide_interrupt
     # Don't import `preflight` here, because the import can change what Ctrl-C does in your own program.
     preflight = sys.modules.get("labml_bert.run.preflight")
+    if sys.excepthook in (sys.__excepthook__, getattr(preflight, "explain_failed_import", None)):
+        sys.excepthook = hide_interrupt
     if preflight is not None and signal.getsignal(signal.SIGINT) is preflight.stop_before_it_began:
         # Loading is over, so Ctrl-C can raise `KeyboardInterrupt` again.
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -72,7 +75,7 @@ def exit_on_bad_input() -> Iterator[None]:
     except KeyboardInterrupt:
         raise SystemExit(130) from None
     except BaseException as error:
-        fail_on_tokenizer_error(error)
+        fail_on_library_error(error)
 
 
 def hide_interrupt(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -128,7 +131,9 @@ def exit_cleanly(
             remedy = f"resume with {' '.join(map(quote, resume_arguments(path)))}"
         elif path is not None and not os.path.lexists(path):
             remedy = "start over, or if its folder was moved, resume the run there with --resume"
-        fail(f"{explain(error)}; once this is fixed, {remedy}")
+        # Other errors say by themselves what to do.
+        limit = f"; {REMEDIES[error.errno]}" if error.errno in (errno.EFBIG, errno.EMFILE) else ""
+        fail(f"{explain(error)}{limit}; once this is fixed, {remedy}")
     except (RuntimeError, MemoryError) as error:
         if has_lost_another(error):
             path, remedy = find_path(), "run the same command again"
@@ -137,7 +142,7 @@ def exit_cleanly(
             fail(f"another process of this run was killed; {remedy}")
         fail_on_runtime_error(error)
     except BaseException as error:
-        fail_on_tokenizer_error(error)
+        fail_on_library_error(error)
 
 
 @contextlib.contextmanager
@@ -153,6 +158,7 @@ def not_yet_written(find_path: Callable[[], Path | None]) -> Iterator[None]:
 
 def print_last(text: str) -> None:
     """Prints how a run ended. If the console can't print, the text goes to stderr as one line."""
+    discard_unread_output()
     console.print(text)
     if console.quiet or sys.stdout is None:
         # Don't use `print`. If Python couldn't write the buffer at exit, the exit code would change.
@@ -225,11 +231,13 @@ def fail_on_runtime_error(error: RuntimeError | MemoryError) -> NoReturn:
     fail("out of memory; use a smaller model, batch or text")
 
 
-def fail_on_tokenizer_error(error: BaseException) -> NoReturn:
+def fail_on_library_error(error: BaseException) -> NoReturn:
     """
-    Ends the program with one line if a tokenizer can't encode a text. `tokenizers` then raises a bare
-    `Exception` or a `PanicException`. Raises any other exception again.
+    Ends the program with one line if a library can't be loaded, or if a tokenizer can't encode a text.
+    `tokenizers` then raises a bare `Exception` or a `PanicException`. Raises any other exception again.
     """
+    if isinstance(error, ImportError):
+        fail(f"cannot load a library ({error}); free some memory, or install the packages again")
     if type(error) is not Exception and type(error).__name__ != "PanicException":
         raise error
     fail(f"a library failed, probably the tokenizer ({error}); use another tokenizer or text")

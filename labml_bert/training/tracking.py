@@ -37,11 +37,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from labml_bert.checksums import decode_line, encode_line, parse_json
+from labml_bert.checksums import decode_line, encode_line
 from labml_bert.files import append, open_to_append
 from labml_bert.stdout import display_path, print_note
 
 METRICS = "metrics.jsonl"
+# The most bytes that we read of it: enough for a report every ten seconds for weeks.
+LARGEST_METRICS = 100_000_000
 
 
 def append_metrics(run_path: Path, step: int, values: dict[str, float]) -> None:
@@ -70,18 +72,23 @@ def read_metrics(run_path: Path, up_to_step: float = math.inf) -> dict[str, list
     Returns all metrics of a run by name, each as a list of `(step, value)`, ordered by step. A resumed run
     repeats the steps after its last checkpoint. For these steps, the values from before the resume are left
     out. If a step was reported twice, the later value counts. Values of `null` are skipped. Damaged lines are
-    skipped too, with a note on stderr. Lines from earlier versions of this package have no `crc32`, so these
-    lines aren't checked. Steps after `up_to_step` are left out. If the folder has no metrics, the dictionary
-    is empty.
+    skipped too, with a note on stderr, and so are lines without `crc32`, which earlier versions of this
+    package wrote. Steps after `up_to_step` are left out. If the folder has no metrics, the dictionary is
+    empty.
     """
     path = run_path / METRICS
     metrics: dict[str, dict[int, float]] = {}
-    lines = path.read_bytes().splitlines() if path.is_file() else []
+    lines = []
+    if path.is_file():
+        with open(path, "rb") as file:
+            lines = file.read(LARGEST_METRICS).splitlines()
+            if file.read(1):
+                print_note(f"{display_path(path)} is read only up to byte {LARGEST_METRICS:,}")
     # Only count empty lines: a damaged file can have millions of them, and parsing those would take minutes.
     last_step, damaged = 0, lines.count(b"")
     for line in filter(None, lines):
         try:
-            values = parse_json(line) if line.startswith(b'{"step": ') else decode_line(line)
+            values = decode_line(line)
             step = int(values.pop("step"))
             finite = {name: v for name, v in values.items() if v is not None and math.isfinite(v)}
         except (ValueError, AttributeError, KeyError, TypeError, OverflowError):
@@ -201,11 +208,7 @@ def connect(url: str, run_path: Path, configuration: dict[str, Any], on_exit: co
 
     Raises `OSError` if the server doesn't answer or the home folder isn't writable.
     """
-    # If the server doesn't answer, the run shouldn't wait for it.
-    try:
-        urllib.request.urlopen(url, timeout=10).close()
-    except urllib.error.HTTPError as answer:
-        answer.close()
+    wait_for_answer(url)
     from labml import experiment, lab
     from labml.internal import app
 
@@ -227,6 +230,32 @@ def connect(url: str, run_path: Path, configuration: dict[str, Any], on_exit: co
         # The stack closes in reverse order, so this call comes after labml has queued the last metrics.
         on_exit.callback(wait_for_server)
         on_exit.enter_context(experiment.start())
+
+
+def wait_for_answer(url: str, seconds: float = 10.0) -> None:
+    """
+    Waits for any answer from the server.
+
+    Raises `OSError` if there is none within `seconds`.
+    """
+    failures: list[Exception] = []
+
+    def ask() -> None:
+        try:
+            urllib.request.urlopen(url, timeout=seconds).close()
+        except urllib.error.HTTPError as answer:
+            answer.close()
+        except Exception as error:
+            failures.append(error)
+
+    # The timeout of `urlopen` starts again with each byte, so a slow answer could take forever.
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if thread.is_alive():
+        raise TimeoutError(f"the server hasn't answered within {seconds:g} s")
+    if failures:
+        raise failures[0]
 
 
 def wait_for_server(seconds: float = 5.0) -> None:

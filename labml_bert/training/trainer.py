@@ -42,6 +42,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from labml_bert.stdout import discard_unread_output
 from labml_bert.training.checkpoint import (
     CHECKPOINT,
     FAILED_STEP,
@@ -115,15 +116,13 @@ class Trainer:
         # Compiling or wrapping in DDP renames the parameters, so keep the plain model for checkpoints.
         self.parallel = wrap_in_ddp(compile_model(self.model) if arguments.torch_compile else self.model)
         self.arguments = arguments
-        self.generator = generator
-        self.device = device
+        self.generator, self.device = generator, device
         self.precision = choose_precision(device, precision)
         # In float16, small gradients would underflow to zero. So the scaler multiplies the loss by a scale,
         # and later divides the gradients by the same scale. In the other precisions, the scaler does nothing.
         self.scaler = torch.amp.GradScaler(device.type, enabled=self.precision == "float16")
-        self.run_path = run_path
+        self.run_path, self.largest_loss = run_path, largest_loss
         self.configuration = configuration or {}
-        self.largest_loss = largest_loss
         # The list contains AdamW and, if the arguments choose it, Muon.
         self.optimizers = make_optimizers(model, arguments)
         # The first failed step sets this flag to 1 for good. On a CPU or CUDA GPU, the fused AdamW reads the
@@ -236,6 +235,7 @@ class Trainer:
 
         def remember(number: int, frame: FrameType | None) -> None:
             self.stop_signal = number
+            discard_unread_output()
             # Compiling in the first step can take minutes. The checkpoint is up to date, so don't wait.
             if self.arguments.torch_compile and self.start_time is None and world_size() == 1:
                 raise KeyboardInterrupt

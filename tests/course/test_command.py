@@ -142,6 +142,20 @@ def test_a_missing_file_and_a_file_that_is_not_utf8(course: Path, capsys: pytest
     assert "bert.py is missing; write the exercises into a new folder" in capsys.readouterr().err
 
 
+def test_a_hint_in_a_folder_without_exercises_writes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The file is another program's."""
+    (tmp_path / "progress.json").write_text('{"mine": [1, 2]}')
+    monkeypatch.chdir(tmp_path)
+    for words in (["--step", "3"], ["--step", "3", "--folder", str(tmp_path / "missing")]):
+        with pytest.raises(SystemExit) as exit_info:
+            main(["hint", *words])
+        assert exit_info.value.code == 2
+        assert "has no exercises; write them with: " in capsys.readouterr().err
+    assert [path.read_text() for path in tmp_path.iterdir()] == ['{"mine": [1, 2]}']
+
+
 def test_progress_that_cannot_be_read_is_kept(
     course: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

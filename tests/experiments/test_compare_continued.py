@@ -12,6 +12,7 @@ import torch
 from tokenizers import Tokenizer
 
 from labml_bert.bert import BertConfig
+from labml_bert.checksums import encode_line
 from labml_bert.data.corpora import Corpus
 from labml_bert.data.tokenizers import wordpiece_tokenizer
 from labml_bert.models import BertForMaskedLM
@@ -74,7 +75,7 @@ def test_a_text_that_has_changed_is_refused(name: str) -> None:
 def test_a_run_without_its_first_losses_is_refused(tmp_path: Path) -> None:
     names = [f"{part}.{name}" for part in ("before", "valid") for name in script["LOSSES"]]
     for line in (dict.fromkeys(names, 1.0), dict.fromkeys(names[1:], 1.0), {}):
-        (tmp_path / METRICS).write_text(json.dumps({"step": 1} | line) + "\n")
+        (tmp_path / METRICS).write_bytes(encode_line({"step": 1} | line))
         if len(line) == len(names):
             assert script["read_curves"](tmp_path).keys() >= {*names}
             continue

@@ -73,6 +73,37 @@ def test_ctrl_c_during_the_imports_prints_one_line(program: list[str], module: s
         subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
 
 
+FAIL_DURING_IMPORT = """
+import os, sys
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == "torch":
+            raise eval(os.environ["ERROR"])
+sys.meta_path.insert(0, Finder())
+"""
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        ('ImportError("libtorch_cpu.so: failed to map\\nsegment")', "libtorch_cpu.so: failed to map segment"),
+        ("MemoryError()", "out of memory"),
+        ('OSError(12, "Cannot allocate memory")', "[Errno 12] Cannot allocate memory"),
+    ],
+)
+@pytest.mark.parametrize("program", [[script("mlm_tiny")], ["-m", "labml_bert.fill_mask", "[MASK]"]])
+def test_a_library_that_cannot_be_loaded_is_one_line(
+    program: list[str], error: str, reason: str, tmp_path: Path
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(FAIL_DURING_IMPORT)
+    environment = {**os.environ, "ERROR": error, "PYTHONPATH": os.pathsep.join([str(ROOT), str(tmp_path)])}
+    words = [sys.executable, *program]
+    process = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert (process.returncode, process.stdout) == (2, "")
+    line = f"error: cannot load a library ({reason}); free some memory, or install the packages again\n"
+    assert process.stderr == line
+
+
 def test_a_closed_stdin_is_an_empty_one(tmp_path: Path) -> None:
     words = ["sh", "-c", 'exec "$0" -m labml_bert.classify predict nowhere <&-', sys.executable]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}

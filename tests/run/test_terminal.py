@@ -1,5 +1,6 @@
 """What a run prints on a terminal, and how it ends."""
 
+import contextlib
 import errno
 import io
 import os
@@ -119,6 +120,41 @@ def test_a_run_is_saved_if_nobody_reads_its_output(
         process.stderr.close()
     (folder,) = (tmp_path / "logs" / "mlm_tiny").iterdir()
     assert load_checkpoint(folder)[0]["step"] > 0
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("phase", ["loading", "training"])
+def test_a_signal_ends_a_run_whose_output_waits_for_a_reader(
+    phase: str, corpus_file: Path, tmp_path: Path
+) -> None:
+    """The pipe is open and full. A write to it waits for a reader, whatever signals arrive."""
+    reader, writer = os.pipe()
+    # A description of its own, because the run must not share the flag.
+    filler = os.open(f"/proc/self/fd/{writer}", os.O_WRONLY | os.O_NONBLOCK)
+
+    def write_until_full() -> None:
+        with contextlib.suppress(BlockingIOError):
+            while os.write(filler, bytes(4096)):
+                pass
+
+    if phase == "loading":
+        write_until_full()
+    words = command("mlm_tiny", *SMALL, "--corpus", corpus_file, "--minutes", 5)
+    process = subprocess.Popen(words, cwd=tmp_path, stdout=writer, stderr=subprocess.PIPE, text=True)
+    name = "tokenizer.json" if phase == "loading" else "metrics.jsonl"
+    while not list(tmp_path.glob(f"logs/*/*/{name}")):
+        assert process.poll() is None
+        time.sleep(0.1)
+    write_until_full()
+    time.sleep(0.5)
+    process.send_signal(signal.SIGINT)
+    _, error = process.communicate(timeout=60)
+    assert (process.returncode, error) == (130, "")
+    for descriptor in (reader, writer, filler):
+        os.close(descriptor)
+    if phase == "training":
+        (folder,) = (tmp_path / "logs" / "mlm_tiny").iterdir()
+        assert load_checkpoint(folder)[0]["step"] > 0
 
 
 def test_a_path_is_never_printed_as_an_option(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -285,6 +321,25 @@ def test_an_error_of_the_system_names_the_remedy(
     with pytest.raises(SystemExit), exit_on_bad_input():
         raise OSError(number, os.strerror(number), "file")
     assert re.fullmatch(rf"error: {os.strerror(number)} \(file\); {remedy}\n", capsys.readouterr().err)
+
+
+def test_a_library_that_cannot_be_loaded_ends_a_program_in_one_line(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit) as exit_info, exit_on_bad_input():
+        raise ImportError("libtorch_cpu.so: failed to map segment\nfrom shared object")
+    assert exit_info.value.code == 2
+    assert re.fullmatch(
+        "error: cannot load a library .*map segment from shared.*; free .*\n", capsys.readouterr().err
+    )
+
+
+def test_a_limit_of_the_shell_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit), exit_cleanly(lambda: tmp_path, lambda: False):
+        raise OSError(errno.EFBIG, "File too large", "a")
+    assert capsys.readouterr().err == (
+        "error: File too large (a); raise the limit with ulimit -f; once this is fixed, start over\n"
+    )
 
 
 def test_standard_input_is_read_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:

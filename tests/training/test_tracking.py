@@ -1,11 +1,14 @@
 """Metrics: written at once, readable after a kill, and sent to a labml server only if one is configured."""
 
+import contextlib
 import http.server
 import json
 import os
+import socket
 import subprocess
 import sys
 import threading
+import zlib
 from collections.abc import Iterator
 from io import FileIO
 from pathlib import Path
@@ -13,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from labml_bert.training import tracking
-from labml_bert.training.tracking import METRICS, Tracker, append_metrics, read_metrics
+from labml_bert.training.tracking import METRICS, Tracker, append_metrics, read_metrics, wait_for_answer
 from tests.support.damage import flip_bit
 
 ROOT = Path(__file__).parents[2]
@@ -52,12 +55,18 @@ def test_a_truncated_line_does_not_affect_the_others(truncation: int, tmp_path: 
     assert read_metrics(tmp_path) == {"loss": [(1, 3.0), *second_point, (3, 2.0)]}
 
 
+def checked(line: bytes) -> bytes:
+    """A JSON object with the checksum of its text."""
+    return b'{"crc32": %d, ' % zlib.crc32(line) + line[1:]
+
+
 @pytest.mark.parametrize(
     "junk",
     [
-        *[b"\xff\xfe", b"\0\0\0", b"7", b"null", b"[1]", b'{"loss": 1}', b'{"step": []}', b"[" * 100_000],
-        *[b'{"step": 1e999, "loss": 2}', b'{"step": 3, "loss": "2"}', b'{"step": 3, "loss": [2]}'],
-        b'{"step": 3, "loss": 1%s}' % (b"0" * 400),
+        *[b"\xff\xfe", b"\0\0\0", b"7", b"null", b"[1]", b"[" * 100_000, b'{"step": 3, "loss": 1.5}'],
+        *[checked(b'{"loss": 1}'), checked(b'{"step": []}'), checked(b'{"step": 1e999, "loss": 2}')],
+        *[checked(b'{"step": 3, "loss": "2"}'), checked(b'{"step": 3, "loss": [2]}'), checked(b"{" * 9)],
+        checked(b'{"step": 3, "loss": 1%s}' % (b"0" * 400)),
     ],
 )
 def test_an_invalid_line_is_skipped_with_a_note(
@@ -85,7 +94,7 @@ def test_a_line_with_a_flipped_bit_is_skipped(tmp_path: Path) -> None:
 
 
 def test_a_value_that_is_not_finite_is_skipped(tmp_path: Path) -> None:
-    (tmp_path / METRICS).write_bytes(b'{"step": 1, "loss": 1e999, "accuracy": 0.5}\n')
+    (tmp_path / METRICS).write_bytes(checked(b'{"step": 1, "loss": 1e999, "accuracy": 0.5}'))
     assert read_metrics(tmp_path) == {"accuracy": [(1, 0.5)]}
 
 
@@ -96,6 +105,17 @@ def test_after_a_resume_the_steps_from_before_the_kill_do_not_count(tmp_path: Pa
     assert read_metrics(tmp_path) == {"loss": [(1, 3.0), (2, 2.0), (3, 1.0)]}
     append_metrics(tmp_path, 3, {"valid.loss": 1.5})
     assert read_metrics(tmp_path)["loss"][-1] == (3, 1.0)
+
+
+def test_only_the_beginning_of_a_huge_file_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    append_metrics(tmp_path, 1, {"loss": 3.0})
+    size = (tmp_path / METRICS).stat().st_size
+    os.truncate(tmp_path / METRICS, 10**12)
+    monkeypatch.setattr(tracking, "LARGEST_METRICS", size)
+    assert read_metrics(tmp_path) == {"loss": [(1, 3.0)]}
+    assert f"metrics.jsonl is read only up to byte {size}" in capsys.readouterr().err
 
 
 def test_metrics_are_never_written_through_a_link(tmp_path: Path) -> None:
@@ -284,6 +304,25 @@ def test_a_run_continues_if_its_server_fails(
     (line,) = process.stderr.splitlines()
     assert line.startswith("labml failed (") and words in line and line.endswith(METRICS)
     assert read_metrics(tmp_path / "tiny" / "first") == {"loss": [(1, 10.0), (2, 5.0)]}
+
+
+def test_a_server_that_never_completes_its_answer_is_not_waited_for() -> None:
+    """It sends a byte whenever the timeout of a single read is about to end."""
+    is_over = threading.Event()
+
+    def answer(server: socket.socket) -> None:
+        connection, _ = server.accept()
+        with connection, contextlib.suppress(OSError):
+            connection.sendall(b"HTTP/1.1 200 OK\r\nX: ")
+            while not is_over.wait(0.05):
+                connection.sendall(b"x")
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        threading.Thread(target=answer, args=[server], daemon=True).start()
+        url = f"http://127.0.0.1:{server.getsockname()[1]}"
+        with pytest.raises(TimeoutError, match=r"the server hasn't answered within 0\.3 s"):
+            wait_for_answer(url, seconds=0.3)
+        is_over.set()
 
 
 @pytest.mark.long
