@@ -322,8 +322,8 @@ class ModernBertForMaskedLM(nn.Module):
     """
     ## Encoder and masked LM head
 
-    As in BERT, the decoder's weight *is* the token embedding. This single parameter has two names.
-    `ModernBertForMaskedLM(ModernBertConfig())` has 149,655,232 parameters.
+    As in BERT, the decoder's weight *is* the token embedding: one parameter with two names, unless you load a
+    state with `assign=True`. `ModernBertForMaskedLM(ModernBertConfig())` has 149,655,232 parameters.
 
     Source: `modeling_modernbert.py` in [transformers](https://github.com/huggingface/transformers)."""
 

@@ -144,7 +144,11 @@ export class Inside {
     if (this.working) return;
     this.working = true;
     this.failed.textContent = "";
-    const bar = progress("", () => this.page.model.call("cancel"));
+    let canceled = false;
+    const bar = progress("", () => {
+      canceled = true;
+      this.page.model.call("cancel");
+    });
     try {
       for (let next = this.next(); next; next = this.next()) {
         bar.begin(`Downloading the weights after ${next.steps.toLocaleString("en")} steps`);
@@ -153,6 +157,8 @@ export class Inside {
         await this.page.model.call("fetch", { file: next.file }, bar.tell);
         this.loaded.add(next.file);
         this.settle();
+        // Between two downloads, there is nothing to abort.
+        if (canceled) throw Object.assign(new Error(), { canceled });
       }
     } catch (error) {
       this.failed.textContent = error.canceled ? "Canceled. Move the slider to try again." : error.message;

@@ -72,7 +72,7 @@ class Model {
     };
     this.worker.onerror = (event) => {
       event.preventDefault();
-      for (const { reject } of this.waiting.values()) reject(new Error("The model's script didn't run in this browser."));
+      for (const { reject } of this.waiting.values()) reject(new Error("The model's script couldn't be loaded, or doesn't run in this browser. Try again."));
       this.waiting.clear();
     };
     this.count = 0;
@@ -182,9 +182,11 @@ export class Live {
     this.letters.addEventListener("click", (event) => this.press(event.target.closest("button")));
     this.letters.addEventListener("keydown", (event) => this.moveFocus(event));
     this.letters.addEventListener("focusin", (event) => this.pin(Number(event.target.dataset.at)));
-    this.letters.addEventListener("pointerover", (event) => {
+    // A resting mouse is over another character whenever the characters move, but only a reader moves the mouse.
+    this.letters.addEventListener("pointermove", (event) => {
       const at = event.target.closest("button")?.dataset.at;
-      if (event.pointerType === "mouse") this.inside?.look(at === undefined ? null : [Number(at)]);
+      const seen = at === undefined ? null : [Number(at)];
+      if (event.pointerType === "mouse" && String(seen) !== String(this.inside?.seen)) this.inside?.look(seen);
     });
     this.letters.addEventListener("pointerleave", () => this.inside?.look(null));
     this.field = make("textarea", { rows: 2, spellcheck: false, autocomplete: "off", autocapitalize: "off" });
@@ -247,7 +249,8 @@ export class Live {
     this.layOut();
   }
 
-  // Takes the text of the field. Masked characters before and after an edit stay masked.
+  // Takes the text of the field. Masked characters before and after an edit stay masked. The field keeps what is cut:
+  // changing its text from here would clear what the reader can undo.
   type(text) {
     const before = this.characters;
     const now = [];
@@ -258,11 +261,6 @@ export class Live {
         break;
       }
       now.push(character);
-    }
-    if (cut) {
-      const caret = this.field.selectionStart;
-      this.field.value = now.join("");
-      this.field.setSelectionRange(caret, caret);
     }
     this.pick.selectedIndex = SAMPLES.length;
     let same = 0;
@@ -292,7 +290,7 @@ export class Live {
     this.letters.replaceChildren(...words);
     this.updateSticky();
     const notes = [];
-    if (cut) notes.push(`Cut to the first ${this.limit} characters: the model has no more positions.`);
+    if (cut) notes.push(`Only the first ${this.limit} characters count: the model has no more positions.`);
     if (!this.characters.length) notes.push("There is no text. Type something or pick a sentence.");
     if (unknown.size) {
       const some = [...unknown].slice(0, 6).map(visible).join(" ");

@@ -120,6 +120,9 @@ def test_the_first_search_result_is_the_right_section(
 QUERIES = {
     "learning rate": "glossary/#learning-rate",
     "learning rate schedule": "glossary/#learning-rate",
+    "“learning rate” —schedule": "glossary/#learning-rate",
+    "«perplexity»": "glossary/#perplexity",
+    "cross\u2011entropy": "glossary/#cross-entropy",
     "perplexity": "glossary/#perplexity",
     "loss not decreasing": "stuck/",
     "why 80/10/10": "masking/",
@@ -265,6 +268,41 @@ def test_the_search_code_is_fetched_only_for_a_search(server: str, page: "sync_a
     page.wait_for_selector(".md-search-result__link")
     for part in search_files:
         assert any(part in url for url in urls), part
+
+
+def test_search_tries_again_if_it_could_not_be_loaded(server: str, page: "sync_api.Page") -> None:
+    page.route("**/javascripts/bundle*", lambda route: route.abort())
+    page.goto(server + "labml_bert/mlm/", wait_until="networkidle")
+    page.focus("[data-md-component=search-query]")
+    page.wait_for_selector(".md-search-result__meta >> text=couldn't be loaded")
+    page.keyboard.press("Escape")
+    page.wait_for_selector(".md-search-result__meta", state="hidden")
+    page.focus("[data-md-component=search-query]")
+    page.unroute("**/javascripts/bundle*")
+    page.keyboard.press("p")
+    page.wait_for_selector("text=matching")
+
+
+def test_search_takes_text_without_a_key(server: str, page: "sync_api.Page") -> None:
+    """For example, a word that the mouse pastes."""
+    page.goto(server, wait_until="networkidle")
+    page.click("[data-md-component=search-query]")
+    page.wait_for_selector("text=Type to start searching")
+    page.keyboard.insert_text("plateau")
+    page.wait_for_selector(".md-search-result__link")
+
+
+def test_without_storage_the_scheme_still_changes(server: str, page: "sync_api.Page") -> None:
+    errors: list[str] = []
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    page.add_init_script(
+        "Object.defineProperty(window, 'localStorage',"
+        "{ get() { throw new DOMException('', 'SecurityError') } })"
+    )
+    page.goto(server + "idea/", wait_until="networkidle")
+    before = paper(page)
+    page.click("#scheme")
+    assert paper(page) != before and errors == []
 
 
 def test_escape_returns_focus_from_the_search(server: str, page: "sync_api.Page") -> None:
@@ -518,6 +556,8 @@ def test_the_dark_scheme_works_without_javascript(server: str, browser: "sync_ap
     # Playwright can evaluate its own code even if the page has no JavaScript.
     assert paper(page) == PAPER["dark"]
     assert not page.is_visible("#scheme")
+    page.goto(server + "labml_bert/mlm/")
+    assert not page.locator("button.copy >> visible=true").count()
     context.close()
 
 

@@ -401,7 +401,7 @@ def test_a_file_that_is_not_there(server: str, page: Page, what: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "words"),
-    [("live", "couldn't be loaded"), ("inside", "couldn't be loaded"), ("worker", "didn't run")],
+    [("live", "couldn't be loaded"), ("inside", "couldn't be loaded"), ("worker", "couldn't be loaded")],
 )
 def test_a_script_that_is_not_there(server: str, page: Page, name: str, words: str) -> None:
     page.route(f"**/live/{name}.js", lambda route: route.abort())
@@ -491,7 +491,7 @@ def field(page: Page, text: str) -> None:
 
 
 PASTED: dict[str, tuple[str, int, str | None]] = {
-    "long": ("x" * 100_000, LIMIT, "Cut to the first"),
+    "long": ("x" * 100_000, LIMIT, "Only the first"),
     "HTML": ("<img src=x onerror=alert(1)><script>alert(2)</script><b>hi</b>", 62, None),
     "empty": ("", 0, "There is no text"),
     "one": ("a", 1, ""),
@@ -500,7 +500,7 @@ PASTED: dict[str, tuple[str, int, str | None]] = {
     "right to left": ("سلام עולם", 9, "[UNK]"),
     "half a pair": ("a\ud800b\udc00", 4, "[UNK]"),
     "control": ("a\x00\x1b\u202eb", 5, "[UNK]"),
-    "marks": ("z" + "\u0301" * 300, LIMIT, "Cut to the first"),
+    "marks": ("z" + "\u0301" * 300, LIMIT, "Only the first"),
     "lines": ("a\r\nb", 3, ""),
     "names": ("[MASK] __proto__ constructor", 28, None),
 }
@@ -806,14 +806,58 @@ def test_at_first_the_answer_is_the_same_everywhere() -> None:
     assert len(set(best[LAST["file"]])) > 3
 
 
+def test_a_text_that_is_too_long_can_be_undone(server: str, page: Page) -> None:
+    started(page, server + "live/")
+    page.focus(".live textarea")
+    page.keyboard.press("Control+a")
+    page.keyboard.type("My own sentence.")
+    page.keyboard.press("Control+a")
+    page.keyboard.insert_text("x" * 10_000)
+    assert page.locator(".letter").count() == LIMIT
+    page.keyboard.press("Control+z")
+    assert page.input_value(".live textarea") == "My own sentence."
+    assert page.locator(".letter").count() == 16 and page.inner_text(".live .note") == ""
+
+
+def test_a_resting_mouse_is_no_reader(server: str, page: Page) -> None:
+    """After each prediction, the characters are drawn again below the mouse."""
+    started(page, server + "live/")
+    page.locator(".letter").nth(7).hover()
+    assert "at character 8," in page.inner_text(".reading")
+    page.locator(".letter").nth(2).focus()
+    assert "at character 3," in page.inner_text(".reading")
+    page.keyboard.press("Space")
+    page.wait_for_selector(".letter:nth-child(3)[aria-pressed=true]")
+    page.wait_for_timeout(500)
+    assert "at character 3," in page.inner_text(".reading")
+
+
+def test_cancel_between_two_downloads(server: str, page: Page) -> None:
+    requests = started(page, server + "live/")
+    before = sum(".bin" in url for url in requests)
+    page.evaluate(
+        """new MutationObserver(() => {
+          const words = document.querySelector(".arriving .words")?.textContent ?? "";
+          const [, done, total] = words.match(/([\\d.]+) of ([\\d.]+) MB/) ?? [];
+          if (done && done === total) document.querySelector(".arriving button").click();
+        }).observe(document.querySelector(".moments"), { subtree: true, childList: true })"""
+    )
+    page.focus("#moment")
+    page.keyboard.press("Home")
+    page.wait_for_selector(".moments >> text=Canceled")
+    page.wait_for_timeout(300)
+    assert sum(".bin" in url for url in requests) == before + 1
+
+
 def test_a_full_text_takes_letters_at_the_caret(server: str, page: Page) -> None:
     started(page, server + "live/")
     field(page, "a" * LIMIT)
     page.focus(".live textarea")
     page.keyboard.press("Control+Home")
     page.keyboard.type("XYZ")
-    assert page.input_value(".live textarea") == "XYZ" + "a" * (LIMIT - 3)
-    assert "Cut to the first" in page.inner_text(".live .note")
+    assert page.input_value(".live textarea") == "XYZ" + "a" * LIMIT
+    assert page.locator(".letter").count() == LIMIT
+    assert "Only the first" in page.inner_text(".live .note")
     assert page.evaluate("document.querySelector('.live select').selectedOptions[0].text") == "your own"
 
 

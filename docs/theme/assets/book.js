@@ -104,7 +104,11 @@ const root = document.documentElement;
 document.getElementById("scheme").addEventListener("click", () => {
   const now = root.dataset.scheme || (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
   root.dataset.scheme = now === "dark" ? "light" : "dark";
-  localStorage["labml_bert.scheme"] = root.dataset.scheme;
+  try {
+    localStorage["labml_bert.scheme"] = root.dataset.scheme;
+  } catch {
+    // The browser stores nothing, so the next page starts with its own scheme.
+  }
 });
 
 // Marks the search terms on the page of a result. Material can do this too, but it waits for an event that is over
@@ -131,11 +135,18 @@ function highlight() {
 const later = document.getElementById("later");
 const search = document.querySelector(".md-search");
 const query = search.querySelector("[data-md-component=search-query]");
+const toggle = document.getElementById("__search"); // The results are shown while this checkbox is checked.
 
 function wake() {
   if (!later.isConnected) return;
   const script = document.createElement("script");
   script.src = later.dataset.src;
+  script.onerror = () => {
+    script.remove();
+    document.body.append(later);
+    search.querySelector(".md-search-result__meta").textContent = "Search couldn't be loaded. Type to try again.";
+    toggle.checked = document.activeElement === query;
+  };
   later.remove();
   document.body.append(script);
 }
@@ -148,11 +159,13 @@ function lead(event) {
 }
 
 addEventListener("keydown", lead, true);
-for (const kind of ["pointerenter", "focusin"]) {
-  search.addEventListener(kind, wake, { once: true, passive: true, capture: true });
+for (const kind of ["pointerenter", "focusin", "input"]) {
+  search.addEventListener(kind, wake, { passive: true, capture: true });
 }
+// Material waits for a key, but a text can also be pasted with the mouse, dropped or dictated.
+query.addEventListener("input", () => query.dispatchEvent(new KeyboardEvent("keyup")));
 if (/[?&]q=/.test(location.search)) wake();
-document.getElementById("__search").addEventListener("change", (event) => {
+toggle.addEventListener("change", (event) => {
   wake();
   if (event.target.checked) query.focus();
 });
@@ -171,7 +184,7 @@ const QUERY = 2; // Material's number for messages with a query
 const postMessage = Worker.prototype.postMessage;
 Worker.prototype.postMessage = function (message, ...others) {
   if (message?.type === QUERY) {
-    const all = message.data.replace(/[‘’]/g, "'").split(/[\s:~^]+/).map((word) => word.replace(/^-+|'s$/gi, "")).filter(Boolean);
+    const all = message.data.replace(/[‘’]/g, "'").replace(/[‐-―]/g, "-").split(/[\s:~^\\“”„«»‹›]+/).map((word) => word.replace(/^-+|'s$/gi, "")).filter(Boolean);
     const words = all.filter((word) => !STOP_WORDS.has(word.toLowerCase()) && !/n't$/i.test(word));
     message = { ...message, data: words.map((word) => `${word}^10 ${word}`).join(" ") || all.join(" ") };
   }
@@ -193,7 +206,11 @@ search.addEventListener("focusin", (event) => {
   if (!search.contains(event.relatedTarget)) before = event.relatedTarget;
 });
 search.addEventListener("keydown", (event) => {
-  if (event.key === "Escape") setTimeout(() => before?.focus());
+  if (event.key !== "Escape") return;
+  setTimeout(() => {
+    toggle.checked = false;
+    before?.focus();
+  });
 });
 
 // The bar and the outline name the current section: the last one whose heading has reached the top of the window, or
