@@ -43,7 +43,7 @@ from labml_bert.new_tokens import add_embeddings, add_tokens, read_words
 from labml_bert.run.experiment import Run
 from labml_bert.run.launch import launch
 from labml_bert.run.options import RunOptions
-from labml_bert.stdout import display_path
+from labml_bert.stdout import display_path, print_note
 from labml_bert.training.distributed import rank
 from labml_bert.training.evaluation import evaluate_masked_lm
 from labml_bert.training.optimization import OptimizerName
@@ -118,19 +118,15 @@ def load_start(options: Options) -> tuple[BertForMaskedLM | ModernBertForMaskedL
     return model, tokenizer
 
 
-def check_old_text(folder: Path, name: str, sha256: str) -> None:
+def has_changed_since(folder: Path, name: str, sha256: str) -> bool:
     """
-    Raises `ValueError` if the run in `folder`, or in the folder above it, was trained on the old text, called
-    `name`, and the text has changed since then. The run may have been trained on what is held out now.
+    Whether the run in `folder`, or in the folder above it, was trained on the text called `name`, and that
+    text has changed since then. The run may have been trained on what is held out now.
     """
     run_state = None
     with contextlib.suppress(ValueError):  # A model folder needs no checkpoint, so it may be damaged.
         run_state = load_run_state(folder)
-    if run_state and text_has_changed(run_state["configuration"], name, sha256):
-        raise ValueError(
-            "the old text has changed since the model in --from was trained on it; use the text as it was "
-            "then, or another --old-corpus"
-        )
+    return bool(run_state and text_has_changed(run_state["configuration"], name, sha256))
 
 
 def main(run: Run, options: Options) -> None:
@@ -162,7 +158,15 @@ def main(run: Run, options: Options) -> None:
             for name in (options.corpus, options.old_corpus)
         )
         if options.from_ and not options.from_scratch and options.resume is None:
-            check_old_text(Path(options.from_), options.old_corpus, old_text.corpus.sha256)
+            if has_changed_since(Path(options.from_), options.old_corpus, old_text.corpus.sha256):
+                raise ValueError(
+                    "the old text has changed since the model in --from was trained on it; use the text as "
+                    "it was then, or another --old-corpus"
+                )
+            if has_changed_since(Path(options.from_), options.corpus, text.corpus.sha256):
+                print_note(
+                    "the model may know some of the held-out text, which has changed since its training"
+                )
     details = {
         "from": display_path(Path(options.from_ or "")) + ", random weights" * options.from_scratch,
         "vocabulary": f"{text.vocab_size:,} tokens",

@@ -252,6 +252,7 @@ def output_folder(folder: Path) -> Iterator[None]:
 @contextlib.contextmanager
 def saving(folder: Path) -> Iterator[None]:
     """If the block fails to save the classifier, deletes its files. After a kill, the file `SAVING` stays."""
+    check_output(folder)  # During the training, another program may have written files of the same names.
     (folder / SAVING).touch()
     try:
         yield

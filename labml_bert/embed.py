@@ -200,7 +200,9 @@ def fit_whitening(vectors: Tensor, dimensions: int | None = None) -> Whitening:
     x = vectors.double()
     if (x == x[:1]).all():
         raise ValueError(f"all {len(x)} vectors are equal, so no direction has any variance")
-    variances, directions = torch.linalg.eigh(torch.cov(x.T))  # variances in ascending order
+    variances, directions = torch.linalg.eigh(
+        torch.cov(x.T).reshape(x.size(1), -1)
+    )  # variances in ascending order
     variances, directions = variances.flip(0)[:dimensions], directions.flip(1)[:, :dimensions]
     K = int((variances > 1e-9 * variances[0].clamp(min=1e-30)).sum())
     matrix = directions[:, :K] / variances[:K].sqrt()  # (D, K)

@@ -60,10 +60,10 @@ def choose_tokenizer(options: argparse.Namespace, files: list[Path]) -> Tokenize
     Raises `ValueError` if `--tokenizer` or the output folder has no valid tokenizer, if the sample has no
     text, or if `--vocab-size` is too small for it.
     """
+    progress = read_progress(options.output)
     if options.tokenizer is not None:
         folder: Path = options.tokenizer
         return load_tokenizer(folder if folder.is_file() else folder / "tokenizer.json")
-    progress = read_progress(options.output)
     # If an earlier run wrote no tokens, its tokenizer may be for a different text.
     if progress is not None and (progress.blocks or progress.is_finished):
         return read_tokenizer(options.output, progress)

@@ -630,6 +630,26 @@ def test_a_file_that_appears_during_the_training_stays(
     assert (output / "README.md").read_text() == "mine"
 
 
+def test_a_classifier_is_not_saved_over_a_file_that_appeared_during_the_training(
+    backbone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, output = write_csv(tmp_path / "labels.csv", yes_or_no(30)), tmp_path / "out"
+    train = classify.train_classifier
+
+    def write_and_train(*arguments: object) -> object:
+        (output / "README.md").write_text("mine")
+        (output / "vocab.txt").write_text("mine too")
+        return train(*arguments)
+
+    monkeypatch.setattr(classify, "train_classifier", write_and_train)
+    words = ["train", str(path), "--from", str(backbone), "--output", str(output), "--epochs", "1"]
+    with pytest.raises(SystemExit) as exit_info:
+        classify.main([*words, "--learning-rate", "1e-3"])
+    assert exit_info.value.code == 2 and "is not an empty folder" in capsys.readouterr().err
+    texts = {file.name: file.read_text() for file in output.iterdir()}
+    assert texts == {"README.md": "mine", "vocab.txt": "mine too"}
+
+
 def test_a_failure_while_saving_leaves_the_folder_empty_so_that_the_command_can_be_repeated(
     backbone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

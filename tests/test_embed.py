@@ -316,6 +316,11 @@ def test_a_dropout_that_is_no_probability_is_rejected(dropout: float) -> None:
         train_simcse(model_of("bert", tokenizer), tokenizer, [(TEXT, TEXT)] * 2, 1e-3, 1, 2, dropout=dropout)
 
 
+def test_numbers_can_be_whitened() -> None:
+    whitened = fit_whitening(torch.arange(5.0)[:, None])(torch.arange(5.0)[:, None])
+    assert whitened.shape == (5, 1) and whitened.var().item() == pytest.approx(1)
+
+
 def test_the_whitening_of_integers_has_fractions() -> None:
     vectors = torch.tensor([[1, 2], [3, 5], [0, 7]])
     assert torch.equal(fit_whitening(vectors).matrix, fit_whitening(vectors.float()).matrix)

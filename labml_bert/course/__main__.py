@@ -165,9 +165,16 @@ def watch_command(options: argparse.Namespace) -> None:
 
 def train_command(options: argparse.Namespace) -> None:
     """
-    Trains the learner's own model. Raises `ValueError` if a step that the training needs isn't done, or if
-    the arguments include `--record`.
+    Trains the learner's own model. Ends the program if a file isn't valid Python, because training may import
+    it. Raises `ValueError` if a step that the training needs isn't done, if a file that isn't an exercise has
+    the name of one of our files, or if the arguments include `--record`.
     """
+    texts = read_files(options.folder)
+    for each in STEPS:
+        problem = read_problem(each, texts[each.file])
+        if problem is not None and problem.mistake == "syntax error":
+            print_failure(each, problem, options.folder)
+            raise SystemExit(1)
     step = next_step(options.folder)
     if step in STEPS_TO_TRAIN:
         raise ValueError(f"step {number(step)} ({step.title}) isn't done yet; run check")

@@ -108,8 +108,10 @@ def is_empty(text: str, function: str) -> bool:
 
     Raises `ValueError` if there is no such function, and `SyntaxError` if the text isn't Python.
     """
-    last = find_function(parse(text), function)[1].body[-1]
-    return isinstance(last, ast.Raise) and "write this: " in unparse(last)
+    first, *others = find_function(parse(text), function)[1].body
+    if isinstance(first, ast.Expr) and others:  # the docstring
+        first, *others = others
+    return isinstance(first, ast.Raise) and not others and "write this: " in unparse(first)
 
 
 def function_lines(text: str, function: str) -> list[str]:

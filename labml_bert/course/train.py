@@ -17,6 +17,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+from labml_bert.course.folder import FILES
+from labml_bert.course.source import PACKAGE
+
+# The learner's folder has the same subfolders.
+PACKAGES = ("", "data", "training")
 EXPERIMENT = Path(__file__).parents[2] / "experiments" / "mlm_tiny.py"
 
 
@@ -25,8 +30,13 @@ def train(folder: Path, arguments: list[str]) -> int:
     Trains the model in another process. On Windows, waits for it and returns its exit code. On other systems,
     the new process replaces this one, so a signal to this process reaches the training.
 
-    Raises `ValueError` if this isn't a clone of the repository.
+    Raises `ValueError` if this isn't a clone of the repository, or if a file that isn't an exercise would
+    replace one of our files.
     """
+    for path in sorted(path for name in PACKAGES for path in (folder / name).glob("*.py")):
+        name = path.relative_to(folder).as_posix()
+        if name not in FILES and (PACKAGE / name).is_file():
+            raise ValueError(f"{path} would replace labml_bert/{name}; rename it")
     if not EXPERIMENT.is_file():
         raise ValueError(f"{EXPERIMENT} is missing; training needs a clone of the repository")
     words = [sys.executable, "-m", "labml_bert.course.train", str(folder.resolve()), *arguments]
@@ -44,7 +54,7 @@ def train(folder: Path, arguments: list[str]) -> int:
 
 def main(folder: Path, arguments: list[str]) -> None:
     """Imports from `folder` first, and runs the experiment as a script."""
-    for name in ("", "data", "training"):
+    for name in PACKAGES:
         package = importlib.import_module(f"labml_bert.{name}".rstrip("."))
         package.__path__.insert(0, str(folder / name))
     from labml_bert.run import terminal

@@ -123,9 +123,12 @@ def read_progress(folder: Path) -> Progress | None:
     """
     Reads from `blocks.jsonl` how much has been tokenized. Returns `None` if that file doesn't exist yet.
 
-    Raises `ValueError` if `folder` has foreign files but no `blocks.jsonl`, or if `blocks.jsonl` is damaged.
+    Raises `ValueError` if `folder` is a file or has foreign files but no `blocks.jsonl`, or if `blocks.jsonl`
+    is damaged.
     """
     path = folder / BLOCKS
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"{folder} is not a folder; choose another name")
     if not path.is_file():
         if folder.is_dir() and any(not is_leftover(file.name) for file in folder.iterdir()):
             raise ValueError(f"{folder} is not empty and has no tokenized text; choose another folder")
@@ -259,7 +262,7 @@ class TokenizedCorpus:
         if any(a[part] != b[part] for part in ("added_tokens", "normalizer", "pre_tokenizer", "model")):
             raise ValueError(
                 f"{self.name} was tokenized with another tokenizer than the model's; run labml_bert.prepare "
-                "again with --tokenizer and the folder of the model"
+                "again with --tokenizer and the folder of the model, or with new tokens, use the text itself"
             )
 
 

@@ -240,7 +240,11 @@ def records(names: list[str]) -> Iterator[tuple[Path, dict[str, Any]]]:
             raise ValueError(f"no record {name!r}; choose from {', '.join(paths)}")
     for name, path in paths.items():
         if not names or name in names:
-            yield path, parse_sealed(path.read_text("utf-8"))
+            try:
+                record = parse_sealed(path.read_text("utf-8"))
+            except ValueError as error:
+                raise ValueError(f"{path} is no record: {error}") from None
+            yield path, record
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -227,7 +227,7 @@ def parse(options_type: type[Values], defaults: Values, description: str, argv: 
     for i, word in enumerate(argv):
         if not word:
             usage_error(f"the value after {argv[i - 1]} is empty" if i else "the first argument is empty")
-        if word.startswith("--") and word.endswith("="):
+        if re.fullmatch("--[^=]+=", word):
             usage_error(f"{word} has no value; write one after the =, or leave the option out")
     box = io.StringIO()
     try:

@@ -277,6 +277,30 @@ def test_training_needs_the_steps_that_it_uses(course: Path, capsys: pytest.Capt
     assert "step 1 (The loss) isn't done yet; run check" in capsys.readouterr().err
 
 
+def test_training_needs_files_that_are_valid_python(course: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Training imports them, even those that need no step."""
+    with open(course / "modern.py", "a", encoding="utf-8") as text:
+        text.write("\nx = (((\n")
+    with pytest.raises(SystemExit) as end:
+        main(["train"])
+    output = " ".join(capsys.readouterr().out.split())
+    assert end.value.code == 1 and "modern.py isn't valid Python" in output
+
+
+@pytest.mark.parametrize("name", ["models.py", "data/corpora.py"])
+def test_training_refuses_a_file_that_would_replace_one_of_ours(
+    name: str, course: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("labml_bert.course.__main__.next_step", lambda folder: None)
+    (course / name).parent.mkdir(exist_ok=True)
+    (course / name).write_text("x = 1\n")
+    (course / "notes.py").write_text("x = 1\n")
+    with pytest.raises(SystemExit) as end:
+        main(["train"])
+    assert end.value.code == 2
+    assert f"{name} would replace labml_bert/{name}; rename it" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("words", [["--record", "record.json"], ["--record=record.json"]])
 def test_a_training_of_the_learners_code_writes_no_record(
     words: list[str], course: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

@@ -18,6 +18,7 @@ from labml_bert.course.probes.track import PROBES
 from labml_bert.course.run_probes import load, run_probe
 from labml_bert.course.source import (
     function_lines,
+    is_empty,
     make_mistake,
     read_reference,
     remove_bodies,
@@ -52,6 +53,15 @@ def test_every_step_has_a_check_and_a_chapter() -> None:
 def test_there_are_three_mistakes_per_step_on_average_and_no_step_has_fewer() -> None:
     assert all(len(step.mistakes) >= 3 for step in STEPS)
     assert all(1 <= len(step.hints) <= 3 for step in STEPS)
+
+
+def test_code_above_the_line_that_was_given_counts() -> None:
+    error = 'raise NotImplementedError("write this: the mean")'
+    for docstring in ("", '    """Adds."""\n'):
+        assert is_empty(f"def add(a, b):\n{docstring}    {error}\n", "add")
+        assert not is_empty(f"def add(a, b):\n{docstring}    return a + b\n    {error}\n", "add")
+        assert not is_empty(f"def add(a, b):\n{docstring}    raise ValueError\n", "add")
+    assert not is_empty('def add(a, b):\n    """Adds."""\n', "add")
 
 
 @steps

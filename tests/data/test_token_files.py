@@ -621,6 +621,25 @@ def test_a_text_outside_the_vocabulary(
     assert f"unknown {line.strip()}" in " ".join(capsys.readouterr().out.split())
 
 
+@pytest.mark.parametrize("more", [[], ["--tokenizer", "tokens"]])
+def test_a_foreign_folder_or_file_as_output_is_refused_untouched(
+    more: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_text(tmp_path / "text")
+    monkeypatch.chdir(tmp_path)
+    prepare.main(["text", "--output", "tokens", "--vocab-size", "200"])
+    capsys.readouterr()
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes.txt").write_text("mine")
+    for name, words in (("mine", "is not empty"), ("mine/notes.txt", "is not a folder")):
+        with pytest.raises(SystemExit) as exit_info:
+            prepare.main(["text", "--output", name, *more])
+        captured = capsys.readouterr()
+        assert (exit_info.value.code, captured.out) == (2, "") and f"{name} {words}" in captured.err
+    assert [path.name for path in (tmp_path / "mine").iterdir()] == ["notes.txt"]
+    assert (tmp_path / "mine" / "notes.txt").read_text() == "mine"
+
+
 def test_prepare_and_train(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

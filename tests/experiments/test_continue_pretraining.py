@@ -165,6 +165,21 @@ def test_a_changed_old_text_is_refused(
         assert exit_info.value.code == 2 and "old text has changed since the model" in capsys.readouterr().err
 
 
+def test_a_note_says_that_the_model_may_know_held_out_text(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Training on a text that has grown since the last training is common."""
+    (folder / "mine.txt").write_text(small_text(200))
+    words = [*SHORT, "--max-position-embeddings=64"]
+    main_in_process(monkeypatch, folder, "--corpus=mine.txt", *words, experiment="own_language")
+    (start,) = folder.glob("logs/own_language/*")
+    continue_in(folder, monkeypatch, f"--from={start}", "--corpus=mine.txt")
+    assert "held-out text, which has changed" not in capsys.readouterr().err
+    (folder / "mine.txt").write_text(small_text(100, seed=1) + small_text(200))
+    continue_in(folder, monkeypatch, f"--from={start}", "--corpus=mine.txt")
+    assert "the model may know some of the held-out text, which has changed" in capsys.readouterr().err
+
+
 def corrupt_config(folder: Path) -> None:
     (folder / "model" / "config.json").write_text("{")
 

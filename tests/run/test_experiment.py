@@ -267,6 +267,10 @@ def test_a_name_of_a_text_is_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.chdir(tmp_path)
     for word, corpus in (("python-docs", "python-docs"), ("./python-docs", str(tmp_path / "python-docs"))):
         assert parse_options(RunOptions, "mlm_tiny", "", ["--corpus", word]).corpus == corpus
+    # A name may end in the sign that comes before a value.
+    (tmp_path / "a=").touch()
+    options = parse_options(RunOptions, "mlm_tiny", "", ["--corpus=a=", "--steps=1"])
+    assert options.corpus == str(tmp_path / "a=")
 
 
 @pytest.mark.parametrize("line", ["one a two", "a b", "a", "see the dog"])

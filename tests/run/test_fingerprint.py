@@ -13,7 +13,7 @@ import pytest
 
 from experiments import mlm_tiny
 from labml_bert import mlm
-from labml_bert.checksums import parse_sealed
+from labml_bert.checksums import parse_sealed, seal
 from labml_bert.data.corpora import load_corpus
 from labml_bert.run import fingerprint
 from labml_bert.run.fingerprint import (
@@ -144,6 +144,10 @@ def test_the_command_checks_and_writes_records(
     path.write_text(json.dumps({**record, "corpus": {**corpus, "sha256": "another"}}))
     main(["small"])
     assert "cannot be checked here" in capsys.readouterr().out
+    path.write_text(seal(json.dumps(record)).replace("mlm_tiny", "mlm_tin"))
+    with pytest.raises(SystemExit) as end:
+        main(["small"])
+    assert end.value.code == 2 and "small.json is no record: its checksum differs" in capsys.readouterr().err
     with pytest.raises(SystemExit) as end:
         main(["large"])
     assert end.value.code == 2 and "no record 'large'; choose from small" in capsys.readouterr().err
