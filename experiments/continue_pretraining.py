@@ -23,7 +23,6 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # Find the package without i
 from labml_bert.run import preflight  # noqa: F401  # isort: skip
 
 import contextlib
-import os
 from typing import Annotated, Any
 
 import tyro
@@ -134,8 +133,8 @@ def main(run: Run, options: Options) -> None:
     stages = parse_schedule(options.schedule)
     with run.reading_text():
         model, tokenizer = load_start(options)
-        paths = {
-            name: os.path.abspath(p) for name in ("from_", "new_tokens") if (p := getattr(options, name))
+        paths: dict[str, Any] = {
+            name: str(Path.cwd() / p) for name in ("from_", "new_tokens") if (p := getattr(options, name))
         }
         if options.old_corpus:
             paths["old_corpus"] = absolute_path(options.old_corpus)

@@ -134,8 +134,9 @@ class Results:
             raise ValueError(
                 f"cannot use {self.path}: {error.strerror or error}; choose another --record"
             ) from None
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError):
-            raise ValueError(f"{self.path} is not a record of a claim; move it to start over") from None
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
+            reason = f"{self.path} is not a record of a claim ({error})"
+            raise ValueError(f"{reason}; move it to start over") from None
         if name != claim.name:
             raise ValueError(
                 f"{self.path} is the record of {name}, not of {claim.name}; choose another --record"

@@ -45,7 +45,7 @@ class Report:
     """The first step that isn't done, or `None` if all are."""
     output: str
     """What the learner's code printed."""
-    restored: list[str]
+    restored: dict[str, str]
     """Files that the learner's code deleted or emptied."""
     is_saved: bool
     """Whether the progress could be written."""

@@ -17,6 +17,7 @@ from labml_bert.course.source import read_reference, remove_bodies, restore_othe
 from labml_bert.course.step import Step
 from labml_bert.course.track import STEPS
 from labml_bert.files import (
+    is_empty_file,
     is_leftover,
     list_below,
     lock_output,
@@ -132,15 +133,23 @@ def read_files(folder: Path) -> dict[str, str]:
     return texts
 
 
-def put_back(folder: Path, texts: dict[str, str]) -> list[str]:
-    """Writes each file that is missing or empty again, and returns the names of these files."""
-    restored = []
+def put_back(folder: Path, texts: dict[str, str]) -> dict[str, str]:
+    """
+    Writes the text of each file that is missing to that file again. If a file is empty, the learner may be
+    about to save it, so leaves it alone and writes its text to a new file beside it. Returns the names of the
+    written files, by the names of the lost ones.
+    """
+    written = {}
     for file, text in texts.items():
-        path = folder / file
-        if text and (not path.is_file() or path.stat().st_size == 0):
-            write_file(path, text)
-            restored.append(file)
-    return restored
+        path, number = folder / file, 0
+        if not text or (path.exists() and not is_empty_file(path)):
+            continue
+        while path.exists():
+            number += 1
+            path = folder / f"{file}.before-{number}"
+        write_file(path, text)
+        written[file] = path.relative_to(folder).as_posix()
+    return written
 
 
 @cache

@@ -5,6 +5,9 @@ A check ends in one answer: the steps that pass, and what is wrong with the firs
 into 80 columns.
 """
 
+import os
+import shlex
+import subprocess
 import textwrap
 from pathlib import Path
 
@@ -23,10 +26,9 @@ LONGEST_PARAGRAPH = 1000
 
 
 def shell_word(folder: Path) -> str:
-    """The name of a folder as a word of a command line."""
+    """The name of a folder as a word of a command line. The shell of Windows knows only double quotes."""
     name = as_operand(str(folder))
-    # In double quotes, because the shell of Windows doesn't know single ones.
-    return f'"{name}"' if " " in name else name
+    return subprocess.list2cmdline([name]) if os.name == "nt" else shlex.quote(name)
 
 
 def command_line(name: str, folder: Path, step: int | None = None) -> str:
@@ -92,8 +94,8 @@ def print_report(report: Report, folder: Path) -> None:
     if report.next_step == STEPS[len(STEPS_TO_TRAIN)] and not has_failed:
         say("You have written everything that you need to train your own model, in three minutes:")
         console.print(f"\n  {command_line('train', folder)}\n")
-    for file in report.restored:
-        say(f"Your code deleted or emptied {file}. It has been written again, as it was.", style="bold")
+    for file, name in report.restored.items():
+        say(f"{file} was deleted or emptied during the check. Its text is in {name}.", style="bold")
     if not report.is_saved:
         say("This folder can't be written, so the next check will run these steps again.", style="dim")
 

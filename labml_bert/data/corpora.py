@@ -54,7 +54,8 @@ def absolute_path(name: str) -> str:
     Returns the absolute path of a file or folder, so that a run can be resumed from a different working
     directory. If `name` is one of `NAMES`, or if no such path exists, returns `name` unchanged.
     """
-    return os.path.abspath(name) if name not in NAMES and os.path.exists(name) else name
+    # `abspath` would remove `link/..`, but the system goes to the folder above the target of the link.
+    return str(Path.cwd() / name) if name not in NAMES and os.path.exists(name) else name
 
 
 @dataclass(frozen=True)

@@ -232,9 +232,11 @@ def records(names: list[str]) -> Iterator[tuple[Path, dict[str, Any]]]:
     """
     Yields each record in `docs/runs` with its path, or only those in `names`, such as `claims/head`.
 
-    Raises `ValueError` if there is no record with one of the names, or if a record isn't JSON.
+    Raises `ValueError` if there are no records or none with one of the names, or if a record isn't JSON.
     """
     paths = {path.relative_to(RUNS).with_suffix("").as_posix(): path for path in sorted(RUNS.rglob("*.json"))}
+    if not paths:
+        raise ValueError(f"there are no records in {RUNS}; run this command in a clone of the repository")
     for name in names:
         if name not in paths:
             raise ValueError(f"no record {name!r}; choose from {', '.join(paths)}")

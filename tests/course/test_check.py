@@ -16,7 +16,7 @@ import pytest
 from labml_bert.course import check
 from labml_bert.course import folder as folders
 from labml_bert.course.check import LIMIT, Report, check_folder, next_step, wait_for
-from labml_bert.course.folder import Progress, read_progress, write_exercises, write_progress
+from labml_bert.course.folder import Progress, put_back, read_progress, write_exercises, write_progress
 from labml_bert.course.run_probes import run_probe
 from labml_bert.course.source import read_reference, restore_others
 from labml_bert.course.step import Verdict
@@ -325,12 +325,33 @@ def test_what_the_code_prints_is_kept_apart(course: Path) -> None:
 @pytest.mark.long
 @pytest.mark.processes
 @pytest.mark.parametrize("action", ["unlink()", "write_text('')"])
-def test_a_file_that_the_code_deletes_is_put_back(course: Path, action: str) -> None:
+def test_the_text_of_a_file_that_the_code_deletes_is_kept(course: Path, action: str) -> None:
     path = course / FIRST.file
     before = write(course, f"import pathlib; pathlib.Path({str(path)!r}).{action}")
     report = check_folder(course)
-    assert report.restored == [FIRST.file]
-    assert path.read_text("utf-8") == before
+    name = FIRST.file if action == "unlink()" else f"{FIRST.file}.before-1"
+    assert report.restored == {FIRST.file: name}
+    assert (course / name).read_text("utf-8") == before
+
+
+def test_a_file_that_is_being_saved_is_not_replaced(tmp_path: Path) -> None:
+    """A shell empties a file before a program writes to it."""
+    (tmp_path / "mlm.py").touch()
+    (tmp_path / "mlm.py.before-1").write_text("of another check")
+    (tmp_path / "bert.py").write_text("new")
+    texts = {"mlm.py": "old", "bert.py": "old", "data/windows.py": "old", "nsp.py": ""}
+    with open(tmp_path / "mlm.py", "a") as file:
+        written = put_back(tmp_path, texts)
+        file.write("new")
+    assert written == {"mlm.py": "mlm.py.before-2", "data/windows.py": "data/windows.py"}
+    contents = {path.name: path.read_text() for path in tmp_path.rglob("*.*")}
+    assert contents == {
+        "mlm.py": "new",
+        "mlm.py.before-1": "of another check",
+        "mlm.py.before-2": "old",
+        "bert.py": "new",
+        "windows.py": "old",
+    }
 
 
 @pytest.mark.processes

@@ -161,7 +161,8 @@ SOLUTIONS = {
     "training/evaluation.py:evaluate_masked_lm": """
         trainer.model.eval()
         N, T = held_out.input_ids.shape
-        N = N if tokens is None else min(N, max(1, tokens // T))
+        first = [i for i in range(N) if (held_out.labels[i] >= 0).any()] + [0]
+        N = N if tokens is None else max(min(N, max(1, tokens // T)), first[0] + 1)
         losses, right = [], []
         for i in range(N):
             with trainer.autocast():

@@ -29,12 +29,12 @@ def course(tmp_path: Path) -> Path:
     ("report", "present", "absent"),
     [
         (
-            Report([PASSED], STEPS[1], "", [], True),
+            Report([PASSED], STEPS[1], "", {}, True),
             [f"Next is step 2: {STEPS[1].title}."],
             ["hint", "Your code printed", "train"],
         ),
         (
-            Report([FAILED], FIRST, "one\ntwo\n", [], True),
+            Report([FAILED], FIRST, "one\ntwo\n", {}, True),
             [
                 "The mean is wrong.",
                 "expected 1.0",
@@ -46,29 +46,29 @@ def course(tmp_path: Path) -> Path:
         ),
         (
             # A check with `--step`: the hint is for this step, not for the next one.
-            Report([FAILED], STEPS[1], "", [], True),
+            Report([FAILED], STEPS[1], "", {}, True),
             ["course hint --folder my_bert --step 1\n"],
             [],
         ),
         (
-            Report([BROKEN], FIRST, "", [], True),
+            Report([BROKEN], FIRST, "", {}, True),
             [f"\n  {FIRST.file}, line 12\n", "Python can't read this line."],
             ["course hint", "Line 12:"],
         ),
         (
-            Report([PASSED], None, "", [], True),
+            Report([PASSED], None, "", {}, True),
             [f"All {len(STEPS)} steps are done.", "course train --folder my_bert\n"],
             ["Next is step", "You have written everything"],
         ),
         (
-            Report([PASSED], STEPS[len(STEPS_TO_TRAIN)], "", [], True),
+            Report([PASSED], STEPS[len(STEPS_TO_TRAIN)], "", {}, True),
             ["You have written everything", "course train --folder my_bert\n"],
             ["steps are done"],
         ),
         (
-            Report([PASSED], STEPS[1], "", [FIRST.file], False),
+            Report([PASSED], STEPS[1], "", {FIRST.file: "mlm.py.before-1"}, False),
             [
-                f"Your code deleted or emptied {FIRST.file}. It has been written again",
+                f"{FIRST.file} was deleted or emptied during the check. Its text is in mlm.py.before-1.",
                 "This folder can't be written",
             ],
             [],

@@ -25,7 +25,7 @@ def run(folder: Path, *words: str, encoding: str = "cp1252") -> tuple[int, str]:
 @pytest.mark.processes
 def test_a_folder_with_a_space_is_printed_in_double_quotes(tmp_path: Path) -> None:
     code, output = run(tmp_path, "start", "my course")
-    assert code == 0 and '\n  cd "my course"\n' in output
+    assert code == 0 and "\n  cd 'my course'\n" in output
 
 
 @pytest.mark.long

@@ -17,7 +17,14 @@ from pathlib import Path
 import pytest
 
 from labml_bert.data import corpora
-from labml_bert.data.corpora import articles, compiled_docstrings, download, load_corpus, split_documents
+from labml_bert.data.corpora import (
+    absolute_path,
+    articles,
+    compiled_docstrings,
+    download,
+    load_corpus,
+    split_documents,
+)
 from labml_bert.files import PART, list_below
 
 
@@ -176,6 +183,19 @@ def test_a_link_to_a_folder_is_skipped_with_a_note(
     # The output may be a list of words for a file.
     assert not out
     assert "circle, a link to another folder" in err and "broken, which is not a file" in err
+
+
+def test_a_path_through_a_link_is_the_one_that_the_system_opens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`link/..` is the folder above the target of the link."""
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    (tmp_path / "link").symlink_to(tmp_path / "a" / "b")
+    (tmp_path / "a" / "text").write_text("right\n")
+    (tmp_path / "text").write_text("wrong\n")
+    monkeypatch.chdir(tmp_path)
+    assert Path(absolute_path("link/../text")).read_text() == "right\n"
+    assert absolute_path("./text") == str(tmp_path / "text") and absolute_path("missing") == "missing"
 
 
 def test_an_unreadable_folder_is_not_an_empty_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ from experiments.claims.options import WindowOptions, read_options
 from experiments.claims.results import TUNING_SEED, Claim, Results, read_claims
 from experiments.claims.training import Run, draw_batch, prepare, train
 from experiments.claims.variants import UntiedMaskedLM, sequence_length
-from labml_bert.checksums import seal
+from labml_bert.checksums import parse_sealed, seal
 from labml_bert.data.curriculum import parse_schedule
 from labml_bert.data.docstring_tasks import Task
 from labml_bert.data.masked_text import MaskedText
@@ -551,7 +551,7 @@ def test_the_fingerprint_of_an_arm(options: dict[str, Any], tmp_path: Path) -> N
     claim = Claim("small", "A small claim", 1, 1, arms, "masked", options)
     Results(claim, tmp_path, CPU).complete()
     path = tmp_path / "claims" / "small.json"
-    record = json.loads(path.read_text())
+    record = parse_sealed(path.read_text())
     first, second = ({arm: take() for arm, take in fingerprints_of(record).items()} for _ in range(2))
     assert {*first} == {*arms}
     assert all(len(print["losses"]) == print["steps"] for print in first.values())
@@ -959,6 +959,16 @@ def test_the_record_of_another_claim_is_kept(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"head\.json is the record of warm-up, not of head; choose"):
         Results(CLAIMS["head"], tmp_path, CPU)
     assert (tmp_path / "claims" / "head.json").read_text() == text
+
+
+def test_an_installed_package_has_no_folder_for_the_records(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(claims, "RECORDS", tmp_path / "docs" / "runs")
+    with pytest.raises(SystemExit) as exit_info:
+        claims.main(["head"])
+    assert exit_info.value.code == 2 and "isn't a clone of the repository" in capsys.readouterr().err
+    assert not [*tmp_path.iterdir()]
 
 
 def test_a_damaged_record_is_reported_and_left_alone(

@@ -229,7 +229,7 @@ def test_one_model_can_be_trained_again(
 ) -> None:
     shutil.copytree(output_folder / "web", tmp_path / "web")
     record_path = Path(shutil.copy(output_folder / "record.json", tmp_path))
-    before = json.loads(record_path.read_text())
+    before = parse_sealed(record_path.read_text())
     words = command_line(output_folder / "text.txt", SIZES | {"steps": 20, "runs": tmp_path / "logs"})
     words += ["--arm", "modern", "--output", str(tmp_path / "web")]
     for more, message in (

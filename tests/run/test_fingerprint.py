@@ -153,6 +153,16 @@ def test_the_command_checks_and_writes_records(
     assert end.value.code == 2 and "no record 'large'; choose from small" in capsys.readouterr().err
 
 
+def test_an_installed_package_has_no_records(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(fingerprint, "RUNS", tmp_path / "docs")
+    for words in ([], ["--write"], ["mlm_tiny"]):
+        with pytest.raises(SystemExit) as end:
+            main(words)
+        assert end.value.code == 2 and "run this command in a clone" in capsys.readouterr().err
+
+
 def test_an_arm_is_skipped_without_its_own_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each arm of a claim may name its own corpus. A check doesn't download any corpus."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))

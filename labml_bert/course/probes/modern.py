@@ -144,7 +144,7 @@ def probe_model(m: Any) -> Iterator[tuple[str, Any]]:
     yield "the output with labels and a mask", model(ids, labels, attention_mask=mask)
     yield "the gradients", gradients(model(ids, labels).logits, dict(model.named_parameters()))
     yield "the output of a micro-batch", model(ids, labels, torch.tensor(9))
-    yield "the loss with a single label", model(ids[:, :2], labels[:, :2]).loss
+    yield "the loss with a single label", model(ids[:1, :2], labels[:1, :2]).loss
     yield "the loss without any label", model(ids, torch.full_like(ids, -100)).loss
     yield "the type of the loss in bfloat16", str(model.bfloat16()(ids, labels).loss.dtype)
 

@@ -116,6 +116,9 @@ def probe_assemble(m: Any) -> Iterator[tuple[str, Any]]:
     results = [tuple(pairs.assemble(a, b, 0, generator).input_ids) for _ in range(200)]
     yield "whether the lists of the caller stay as they are", (len(a), len(b)) == (6, 3)
     yield "the pairs that occur if 6 + 3 tokens have to become 7", sorted(set(results))
+    many = [pairs.assemble(a, b, 0, generator).input_ids for _ in range(2000)]
+    cut = sum(ids[1] - a[0] for ids in many) / (2 * len(many))
+    yield "the fraction of tokens that are cut at the front", Near(cut, 0.06)
     balanced = [tuple(pairs.assemble(b, a, 0, generator).input_ids) for _ in range(200)]
     yield "the pairs that occur if 3 + 6 tokens have to become 7", sorted(set(balanced))
     equal = [tuple(pairs.assemble(a, [x + 10 for x in a], 0, generator).input_ids) for _ in range(500)]

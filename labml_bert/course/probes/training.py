@@ -202,6 +202,11 @@ def probe_evaluation(m: Any) -> Iterator[tuple[str, Any]]:
     model.train()
     yield "the result on the first 3 windows", m.evaluate_masked_lm(trainer, held_out, 3 * T + 5)
     yield "the result for less than a window", m.evaluate_masked_lm(trainer, held_out, 2)
+    late = labels.index_fill(0, torch.tensor([0, 1]), -100)
+    yield (
+        "the result on the first window, without its labels",
+        m.evaluate_masked_lm(trainer, MaskedTokens(ids, late), T),
+    )
     single = torch.full_like(labels, -100).index_fill(0, torch.tensor([1]), 3)
     single[:, 1:] = -100
     yield "the result with a single label", m.evaluate_masked_lm(trainer, MaskedTokens(ids, single))
