@@ -683,9 +683,10 @@ for line in sys.stdin:
             for p in trainer.model.parameters():
                 p.fill_(trainer.step)
         trainer.save()
-        print(os.getpid(), trainer.step, flush=True)
+        # A kill can end a `print` between two of its parts.
+        os.write(1, f"{os.getpid()} {trainer.step}\\n".encode())
     os.waitpid(child, 0)
-    print(child, 0, flush=True)
+    os.write(1, f"{child} 0\\n".encode())
 """
 
 
