@@ -46,7 +46,7 @@ class Report:
     output: str
     """What the learner's code printed."""
     restored: dict[str, str]
-    """Files that the learner's code deleted or emptied."""
+    """For each file that was deleted or emptied during the check, the file that has its text now."""
     is_saved: bool
     """Whether the progress could be written."""
 
