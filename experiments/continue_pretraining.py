@@ -117,15 +117,11 @@ def load_start(options: Options) -> tuple[BertForMaskedLM | ModernBertForMaskedL
     return model, tokenizer
 
 
-def has_changed_since(folder: Path, name: str, sha256: str) -> bool:
-    """
-    Whether the run in `folder`, or in the folder above it, was trained on the text called `name`, and that
-    text has changed since then. The run may have been trained on what is held out now.
-    """
-    run_state = None
+def read_configuration(folder: Path) -> dict[str, Any]:
+    """Returns the configuration of the run in `folder` or in the folder above it, or an empty dictionary."""
     with contextlib.suppress(ValueError):  # A model folder needs no checkpoint, so it may be damaged.
-        run_state = load_run_state(folder)
-    return bool(run_state and text_has_changed(run_state["configuration"], name, sha256))
+        return (load_run_state(folder) or {}).get("configuration", {})
+    return {}
 
 
 def main(run: Run, options: Options) -> None:
@@ -157,12 +153,14 @@ def main(run: Run, options: Options) -> None:
             for name in (options.corpus, options.old_corpus)
         )
         if options.from_ and not options.from_scratch and options.resume is None:
-            if has_changed_since(Path(options.from_), options.old_corpus, old_text.corpus.sha256):
+            # If a text has changed, the model may have been trained on what is now held out.
+            earlier = read_configuration(Path(options.from_))
+            if text_has_changed(earlier, options.old_corpus, old_text.corpus.sha256):
                 raise ValueError(
                     "the old text has changed since the model in --from was trained on it; use the text as "
                     "it was then, or another --old-corpus"
                 )
-            if has_changed_since(Path(options.from_), options.corpus, text.corpus.sha256):
+            if text_has_changed(earlier, options.corpus, text.corpus.sha256):
                 print_note(
                     "the model may know some of the held-out text, which has changed since its training"
                 )

@@ -48,7 +48,7 @@ LONGEST_LABEL = 100
 # The most bytes of JSON for all labels. `config.json` contains each label twice, and we don't read a
 # `config.json` of more than five million bytes. An id, quotes, punctuation and spaces take about 20 bytes.
 LARGEST_LABELS, BYTES_PER_ID = 2_000_000, 20
-# The most bytes of a file. Reading one takes several times its size in memory.
+# A file with more bytes is refused, because reading it takes several times its size in memory.
 LARGEST_FILE = 200_000_000
 # A list in a message has about this many characters at most. The message counts the rest.
 LONGEST_LIST, SHORT_LIST = 80, 50

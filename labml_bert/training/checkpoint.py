@@ -269,7 +269,7 @@ def read_checkpoint(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
                 raise ValueError(f"{name} is not a string")
         if scaler := state.get("scaler"):
             for name in SCALER:
-                # PyTorch keeps the tracker as a number of 32 bits.
+                # PyTorch stores the tracker as a 32-bit number.
                 limit = 2**31 if name == "_growth_tracker" else 2**53
                 if type(scaler[name]) not in (int, float) or not 0 <= scaler[name] < limit:
                     raise ValueError(f"{name} of the gradient scaler is out of range")

@@ -42,7 +42,7 @@ from labml_bert.files import append, open_to_append
 from labml_bert.stdout import display_path, print_note
 
 METRICS = "metrics.jsonl"
-# The most bytes that we read of it: enough for a report every ten seconds for weeks.
+# We read at most this many bytes of the file. They are enough for weeks of reports, one every ten seconds.
 LARGEST_METRICS = 100_000_000
 
 
