@@ -102,8 +102,7 @@ class BertSelfAttention(nn.Module):
     Large scores can saturate the softmax and leave almost no gradient, so we divide the scores by $\sqrt d$.
     BERT has no causal mask, so every token sees the tokens on both sides.
 
-    Source: [Vaswani et al., 2017](https://arxiv.org/abs/1706.03762), section 3.2.
-    """
+    Source: [Vaswani et al., 2017](https://arxiv.org/abs/1706.03762), section 3.2."""
 
     def __init__(self, config: BertConfig):
         super().__init__()
@@ -154,8 +153,7 @@ class BertOutput(nn.Module):
 
     Attention and the feed-forward network end with the same steps: project to width $D$, apply dropout, add
     the sublayer's input, and normalize. The addition lets gradients bypass the sublayer. Normalizing the
-    sum is called post-norm. In `transformers`, attention has its own class for these steps, `BertSelfOutput`.
-    """
+    sum is called post-norm. In `transformers`, attention has its own class for this, `BertSelfOutput`."""
 
     def __init__(self, in_features: int, config: BertConfig):
         super().__init__()
@@ -193,8 +191,7 @@ class BertLayer(nn.Module):
     ## One block
 
     A block implements the two equations at the top of this page. The keys of `parts` appear in parameter
-    names such as `attention.self.query.weight`. These names must match the names in checkpoints.
-    """
+    names such as `attention.self.query.weight`. These names must match the names in checkpoints."""
 
     def __init__(self, config: BertConfig):
         super().__init__()
@@ -222,8 +219,7 @@ class BertEncoder(nn.Module):
     ## The stack
 
     All blocks have the same structure, but each has its own weights. A block's output has the same shape as
-    its input, so the output of one block can be the input of the next.
-    """
+    its input, so the output of one block can be the input of the next."""
 
     def __init__(self, config: BertConfig):
         super().__init__()
@@ -253,8 +249,7 @@ class BertPooler(nn.Module):
 
     The pooler applies a dense layer and a tanh to the vector of the first token, `[CLS]`. The result is one
     vector for the whole sequence. The pooler learns only from losses that use its output, such as the next
-    sentence prediction loss. A model trained only with the masked LM loss needs no pooler.
-    """
+    sentence prediction loss. A model trained only with the masked LM loss needs no pooler."""
 
     def __init__(self, config: BertConfig):
         super().__init__()
@@ -283,8 +278,7 @@ class BertModel(nn.Module):
 
     Combines the embeddings, the stack and the pooler. BERT base, the default, has 109,482,240 parameters.
 
-    Source: [paper](https://arxiv.org/abs/1810.04805), section 3, and `modeling.py`, linked below.
-    """
+    Source: [paper](https://arxiv.org/abs/1810.04805), section 3, and `modeling.py`, linked below."""
 
     def __init__(self, config: BertConfig, add_pooling_layer: bool = True):
         super().__init__()
@@ -334,8 +328,7 @@ def init_weights(module: nn.Module, std: float = 0.02) -> None:
     such embeddings, the loss could start many times higher than $\ln V$, the loss of a uniform prediction.
 
     Source: `create_initializer` in `modeling.py`, in
-    [google-research/bert](https://github.com/google-research/bert).
-    """
+    [google-research/bert](https://github.com/google-research/bert)."""
     if isinstance(module, (nn.Linear, nn.Embedding)):
         nn.init.trunc_normal_(module.weight, std=std, a=-2 * std, b=2 * std)
     if isinstance(module, nn.Linear) and module.bias is not None:
@@ -347,8 +340,7 @@ def main() -> None:
     ## Try it
 
     `python bert.py` teaches a small encoder to tell whether the first two tokens of a sequence are equal. The
-    encoder needs attention for this comparison, because no other layer moves information between positions.
-    """
+    encoder needs attention for this comparison: no other layer moves information between positions."""
     torch.manual_seed(0)
     model = BertModel(BertConfig(10, 32, 2, 4, 64, max_position_embeddings=8))
     classifier = nn.Linear(32, 2)
@@ -405,10 +397,18 @@ class Dropout(nn.Dropout):
 
 
 def apply_all(layers: tuple[nn.Linear, ...], x: Tensor) -> tuple[Tensor, ...]:
-    """Applies all layers to `x` in one matmul. The gradient of `x` then takes only one matmul, too."""
+    """Applies all layers to `x`, plain ones in one matmul. The gradient of `x` then takes only one, too."""
+    if not all(map(is_plain, layers)):
+        return tuple(layer(x) for layer in layers)
     weight = torch.cat([layer.weight for layer in layers])
     bias = torch.cat([layer.bias for layer in layers])
     return F.linear(x, weight, bias).chunk(len(layers), dim=-1)
+
+
+def is_plain(layer: nn.Linear) -> bool:
+    """Whether the layer does what `nn.Linear` does, and no more. LoRA and pruning, for example, do more."""
+    hooks = (layer._forward_pre_hooks, layer._forward_hooks, layer._backward_pre_hooks, layer._backward_hooks)
+    return getattr(layer.forward, "__func__", None) is nn.Linear.forward and not any(hooks)
 
 
 def written_out_is_faster(q: Tensor, dropout_prob: float) -> bool:

@@ -32,7 +32,14 @@ from tokenizers import Tokenizer
 from labml_bert.checks import LARGEST_VALUES
 from labml_bert.checksums import file_sha256
 from labml_bert.data.corpora import BLOCKS, NAMES
-from labml_bert.data.text_files import Chunk, explain_unreadable, find_files, read_files, sample_text
+from labml_bert.data.text_files import (
+    Chunk,
+    check_not_among,
+    explain_unreadable,
+    find_files,
+    read_files,
+    sample_text,
+)
 from labml_bert.data.token_files import (
     HELD_OUT_SIZE,
     Block,
@@ -143,8 +150,7 @@ def main(argv: list[str] | None = None) -> None:
         for path in options.text:
             if (path / BLOCKS).is_file():
                 raise ValueError(f"{path} has text that is tokenized already; name the text itself")
-            if path.is_dir() and options.output.resolve().is_relative_to(path.resolve()):
-                raise ValueError(f"the output would be in {path}, among the texts; choose another folder")
+            check_not_among(path, options.output, "--output")
         files = find_files(options.text)
         if not (options.output / BLOCKS).is_file():
             # Fixing an unreadable file changes the text and makes all ids written so far useless, so read all
@@ -163,7 +169,7 @@ def main(argv: list[str] | None = None) -> None:
             "vocabulary": None if options.tokenizer else [options.vocab_size, options.lowercase],
         }
         details = {
-            "text": f"{len(files):,} files, {total / 1e6:,.1f} MB",
+            "text": f"{len(files):,} file{'s' * (len(files) > 1)}, {total / 1e6:,.1f} MB",
             "vocabulary": f"{tokenizer.get_vocab_size():,} tokens",
             "held out": f"about {held_out * 100:.2g}% of the text",
             "output": display_path(options.output),

@@ -1,13 +1,16 @@
 """The encoder against `transformers`: the same weights and inputs give the same outputs."""
 
+import copy
 import dataclasses
 import math
 import random
+from collections.abc import Callable
 
 import pytest
 import torch
 import transformers
 from torch import nn
+from torch.nn.utils import prune
 
 from labml_bert.bert import (
     BertConfig,
@@ -372,6 +375,62 @@ def test_each_dropout_layer_acts_in_training_and_only_then() -> None:
         first, second = (model.eval()(ids).last_hidden_state for _ in range(2))
         assert torch.equal(first, second), name
         layer.p = 0.0
+
+
+class LinearWithLoRA(nn.Linear):
+    """As in `peft`, the layer's own `forward` adds the update."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) + x[..., :1]
+
+
+def test_every_linear_layer_is_called_if_it_does_more_than_a_matmul() -> None:
+    """One matmul for query, key and value would silently ignore LoRA, pruning and hooks."""
+    torch.manual_seed(0)
+    config, ids = small_config(), torch.randint(1, 50, (2, 7))
+    model = BertModel(config).eval()
+    expected = model(ids).last_hidden_state
+    names = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+    assert len(names) == 1 + 6 * config.num_hidden_layers
+
+    called: list[str] = []
+    for register in ("register_forward_pre_hook", "register_forward_hook", "register_full_backward_hook"):
+        called.clear()
+        handles = [
+            getattr(model.get_submodule(name), register)(lambda *_, name=name: called.append(name))
+            for name in names
+        ]
+        output = model(ids)
+        (output.last_hidden_state.sum() + output.pooler_output.sum()).backward()
+        assert sorted(called) == sorted(names), register
+        torch.testing.assert_close(output.last_hidden_state, expected, atol=1e-6, rtol=0)
+        for handle in handles:
+            handle.remove()
+
+    def output_with(change: Callable[[nn.Linear], nn.Linear | None], name: str) -> torch.Tensor:
+        changed = copy.deepcopy(model)
+        parent, _, last = name.rpartition(".")
+        if (layer := change(changed.get_submodule(name))) is not None:
+            setattr(changed.get_submodule(parent), last, layer)
+        for _ in range(2):
+            # Pruning computes the weight anew in each call.
+            changed(ids).last_hidden_state.sum().backward()
+        return changed(ids).last_hidden_state
+
+    def prune_half(layer: nn.Linear) -> None:
+        prune.l1_unstructured(layer, "weight", 0.5)
+
+    def patch_forward(layer: nn.Linear) -> None:
+        layer.forward = lambda x: nn.Linear.forward(layer, x) * 2
+
+    def add_lora(layer: nn.Linear) -> nn.Linear:
+        new = LinearWithLoRA(layer.in_features, layer.out_features)
+        new.load_state_dict(layer.state_dict())
+        return new
+
+    for name in names[:3]:
+        for change in (prune_half, patch_forward, add_lora):
+            assert not torch.allclose(output_with(change, name), expected, atol=1e-6), (name, change)
 
 
 def test_the_fused_kernel_is_avoided_only_where_it_is_slow() -> None:

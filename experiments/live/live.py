@@ -117,7 +117,7 @@ class Options(RunOptions):
     """Weight decay of matrices. Biases and LayerNorms have none."""
     adam_beta2: float = 0.98
     """Decay rate of Adam's second moment."""
-    arm: Arm | Literal["all"] = field(default="all", metadata=OPERATIONAL)
+    arm: Literal[Arm, "all"] = field(default="all", metadata=OPERATIONAL)
     """Train only this model, and keep the others that are in --output and --record."""
     output: Path = field(default=Path("logs/live/web"), metadata=OPERATIONAL)
     """Folder for the files that the page loads."""

@@ -12,6 +12,7 @@ import contextlib
 import gzip
 import io
 import lzma
+import os
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -57,6 +58,14 @@ def find_files(paths: Sequence[Path]) -> list[Path]:
     for file in files:
         by_path.setdefault(file.resolve(), file)
     return [*by_path.values()]
+
+
+def check_not_among(texts: Path, output: Path, option: str) -> None:
+    """Raises `ValueError` if `visible_files` would find `output` among the files in the folder `texts`."""
+    folder, path = (Path(os.path.realpath(path)) for path in (texts, output))
+    inside = path.relative_to(folder).parts if path.is_relative_to(folder) else [".outside"]
+    if texts.is_dir() and not any(part.startswith(".") for part in inside):
+        raise ValueError(f"{output} would be in {texts}, among the texts; choose another path with {option}")
 
 
 def open_file(path: Path) -> BinaryIO:

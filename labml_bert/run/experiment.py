@@ -116,8 +116,7 @@ class Run:
         self.generator = torch.Generator().manual_seed(options.seed)
         self.path: Path | None = None
         self.record_path = options.record
-        self.is_resumable = True
-        self.first_step = 0
+        self.is_resumable, self.first_step = True, 0
         self.default_threads = torch.get_num_threads()
         # Other code can set these listeners. `on_report`, if set, replaces tracking and the progress line.
         self.on_step: Callable[[Step], None] | None = None
@@ -350,9 +349,11 @@ class Run:
         Returns the result, with what you need to check or repeat the run. Our pages and charts use records.
         """
         assert self.path is not None
-        precision = self.current_trainer.precision
+        precision, arguments = self.current_trainer.precision, self.current_trainer.arguments
         record = describe_run(self.experiment, self.arguments(), self.device, precision)
         record["hardware"] |= {"processes": self.processes, "threads": self.threads}
+        for name in ("gradient_accumulation_steps", "torch_compile"):
+            record["hardware"][name] = getattr(arguments, name)
         history = {
             name: [[step, round(value, 6)] for step, value in points]
             for name, points in read_metrics(self.path).items()

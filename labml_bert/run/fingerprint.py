@@ -63,7 +63,8 @@ def take_fingerprint(
     ## Taking a fingerprint
 
     Runs `main` for a few steps, silently and in a temporary folder. Returns the number of `steps`, the
-    `losses` in nats, the `evaluation` after the last step, and the processor and versions."""
+    `losses` in nats, the `evaluation` after the last step, the processor and versions, and the sha256 of each
+    of the `texts`, named as in the configuration."""
     losses: list[float] = []
     evaluation: dict[str, float] = {}
 
@@ -93,7 +94,8 @@ def take_fingerprint(
         run.on_step, run.on_report = record_step, record_report
         with contextlib.suppress(FingerprintComplete), run.resources:
             main(run, options)
-    return make_fingerprint(losses, evaluation)
+    texts = {name: value for name, value in run.configuration.items() if name.endswith("_sha256")}
+    return make_fingerprint(losses, evaluation) | {"texts": texts}
 
 
 def make_fingerprint(losses: list[float], evaluation: dict[str, float]) -> Fingerprint:

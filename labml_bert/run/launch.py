@@ -57,12 +57,18 @@ def launch(
                 # If the record already has the fingerprint of a run, keep that fingerprint.
                 taken = record.setdefault("fingerprints", {})
                 for name, take in takers.items():
-                    if name not in taken:
-                        try:
-                            taken[name] = take() | {"checked": origin()}
-                        except NonFiniteLossError:
-                            print_note("the record has no fingerprint: the loss of its short run explodes")
-                        except ValueError as error:
-                            # Perhaps the text is gone. On an `OSError`, `exit_cleanly` says what to do.
-                            raise OSError(str(error)) from None
+                    if name in taken:
+                        continue
+                    try:
+                        fingerprint = take()
+                    except NonFiniteLossError:
+                        print_note("the record has no fingerprint: the loss of its short run explodes")
+                        continue
+                    except ValueError as error:
+                        # Perhaps the text is gone. On an `OSError`, `exit_cleanly` says what to do.
+                        raise OSError(str(error)) from None
+                    if fingerprint.get("texts", {}).items() <= record["configuration"].items():
+                        taken[name] = fingerprint | {"checked": origin()}
+                    else:
+                        print_note("the record has no fingerprint: the text has changed in the meantime")
             write_record(run.record_path, record)

@@ -14,6 +14,7 @@ import sys
 import types
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
+from itertools import product
 from pathlib import Path
 from typing import Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -27,10 +28,11 @@ from labml_bert.checks import (
     check_longest,
     check_modern_config,
 )
-from labml_bert.data.corpora import absolute_path
+from labml_bert.data.corpora import NAMES, absolute_path
 from labml_bert.data.curriculum import parse_schedule
+from labml_bert.data.text_files import check_not_among
 from labml_bert.modern import ModernBertConfig
-from labml_bert.stdout import print_error
+from labml_bert.stdout import as_operand, print_error
 from labml_bert.training.checkpoint import load_checkpoint
 from labml_bert.training.device import Precision
 from labml_bert.training.distributed import only_rank_zero_prints, rank, world_size
@@ -182,6 +184,10 @@ def check_options(options: RunOptions) -> None:
 
     Raises `ValueError` if a value is out of range, or if the sizes don't fit together.
     """
+    texts = {options.corpus, getattr(options, "old_corpus", "")} - {*NAMES, ""}
+    for text, name in product(sorted(texts), ("record",) if options.resume else ("record", "runs")):
+        if path := getattr(options, name):
+            check_not_among(Path(text), path, f"--{name}")
     # Some scripts choose a budget or the size of the vocabulary later.
     has_budget = options.steps is not None or options.minutes is not None
     (options if has_budget else replace(options, steps=1)).training_arguments()
@@ -273,7 +279,8 @@ def resume_options(options: RunOptions) -> list[str]:
         value = getattr(options, option.name)
         is_saved = not option.metadata.get("operational") or option.name in ("runs", "resume")
         if not is_saved and value not in (None, option.default):
-            words += [f"--{option.name.replace('_', '-')}", *([] if value is True else [str(value)])]
+            flag = f"--{option.name.replace('_', '-')}"
+            words += [flag] if value is True else [flag, as_operand(str(value))]
     return words
 
 

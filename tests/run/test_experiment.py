@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from experiments import own_language
+from experiments import continue_pretraining, own_language
 from labml_bert.data.tokenizers import character_tokenizer, word_tokenizer
 from labml_bert.files import PART
 from labml_bert.models import BertForMaskedLM
 from labml_bert.run import launch
 from labml_bert.run.experiment import lock_run, new_run_path
-from labml_bert.run.fingerprint import Fingerprint
+from labml_bert.run.fingerprint import Fingerprint, take_fingerprint
 from labml_bert.run.options import RunOptions, parse_options, resume_options
 from labml_bert.run.terminal import masked_line
 from labml_bert.training.checkpoint import CHECKPOINT, load_checkpoint
@@ -206,6 +206,59 @@ def test_a_fingerprint_that_explodes_costs_only_itself(
     assert line.endswith("the record has no fingerprint: the loss of its short run explodes")
 
 
+@pytest.mark.processes
+def test_a_fingerprint_of_another_text_is_left_out(
+    corpus_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The text may grow while a run trains on it."""
+
+    def take(*arguments: Any) -> Fingerprint:
+        with open(corpus_file, "a") as file:
+            file.write("more text")
+        return take_fingerprint(*arguments)
+
+    monkeypatch.setattr(launch, "take_fingerprint", take)
+    arguments = ["--gradient-accumulation-steps", 2, "--record", "r.json"]
+    main_in_process(monkeypatch, tmp_path, *SMALL, "--corpus", corpus_file, "--steps", 1, *arguments)
+    record = json.loads((tmp_path / "r.json").read_text())
+    assert record["fingerprints"] == {}
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.endswith("the record has no fingerprint: the text has changed in the meantime")
+    # The record says how the run was computed.
+    hardware = record["hardware"]
+    assert hardware["gradient_accumulation_steps"] == 2 and hardware["torch_compile"] is False
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        (
+            ["--runs", "texts/logs"],
+            "texts/logs would be in {}, among the texts; choose another path with --runs",
+        ),
+        (["--record", "texts/r.json"], "texts/r.json would be in {}, among the texts"),
+        (["--runs", "texts/.logs", "--record", "texts/.json"], ""),
+        (["--runs", "texts2"], ""),
+    ],
+)
+def test_a_run_writes_nothing_among_its_texts(
+    arguments: list[str], error: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With such files, the folder would be another text when the run is resumed."""
+    monkeypatch.chdir(tmp_path)
+    texts = tmp_path / "texts"
+    texts.mkdir()
+    for option in ("--corpus", "--old-corpus"):
+        line = [option, "texts", *arguments]
+        if not error:
+            parse_options(continue_pretraining.Options, "continue_pretraining", "", line)
+            continue
+        with pytest.raises(
+            ValueError, match=re.escape(error.format(texts if option == "--corpus" else "texts"))
+        ):
+            parse_options(continue_pretraining.Options, "continue_pretraining", "", line)
+
+
 def test_a_run_is_locked_and_its_partial_files_are_removed(tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     (tmp_path / "own").mkdir()
@@ -260,6 +313,7 @@ def test_the_options_to_resume_with() -> None:
     options = RunOptions(steps=3, device="cpu", torch_compile=True, runs=Path("a"), resume=Path("b"))
     assert resume_options(options) == ["--device", "cpu", "--torch-compile"]
     assert resume_options(RunOptions(record=Path("a b"))) == ["--record", "a b"]
+    assert resume_options(RunOptions(record=Path("-x"))) == ["--record", "./-x"]
 
 
 def test_a_name_of_a_text_is_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
