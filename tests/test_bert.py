@@ -408,14 +408,14 @@ def test_every_linear_layer_is_called_if_it_does_more_than_a_matmul() -> None:
             handle.remove()
 
     def output_with(change: Callable[[nn.Linear], nn.Linear | None], name: str) -> torch.Tensor:
-        changed = copy.deepcopy(model)
+        other = copy.deepcopy(model)
         parent, _, last = name.rpartition(".")
-        if (layer := change(changed.get_submodule(name))) is not None:
-            setattr(changed.get_submodule(parent), last, layer)
+        if (layer := change(other.get_submodule(name))) is not None:
+            setattr(other.get_submodule(parent), last, layer)
         for _ in range(2):
             # Pruning computes the weight anew in each call.
-            changed(ids).last_hidden_state.sum().backward()
-        return changed(ids).last_hidden_state
+            other(ids).last_hidden_state.sum().backward()
+        return other(ids).last_hidden_state
 
     def prune_half(layer: nn.Linear) -> None:
         prune.l1_unstructured(layer, "weight", 0.5)
