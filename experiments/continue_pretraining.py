@@ -34,6 +34,7 @@ from labml_bert.data.curriculum import length_at, parse_schedule, stage_ends
 from labml_bert.data.masked_text import MaskedText
 from labml_bert.data.token_files import load_text_or_tokens
 from labml_bert.data.tokenizers import encode_texts
+from labml_bert.files import fingerprint
 from labml_bert.fill_mask import load_model
 from labml_bert.mlm import masked_accuracy
 from labml_bert.models import BertForMaskedLM
@@ -129,6 +130,11 @@ def main(run: Run, options: Options) -> None:
     stages = parse_schedule(options.schedule)
     with run.reading_text():
         model, tokenizer = load_start(options)
+        hashes = {"start_sha256": fingerprint(model.state_dict(), {"tokenizer": tokenizer.to_str()})}
+        if options.resume is not None:
+            saved = read_configuration(options.resume)
+            # Checkpoints of earlier versions don't have this entry.
+            hashes = {name: saved[name] for name in hashes if name in saved}
         paths: dict[str, Any] = {
             name: str(Path.cwd() / p) for name in ("from_", "new_tokens") if (p := getattr(options, name))
         }
@@ -170,7 +176,7 @@ def main(run: Run, options: Options) -> None:
         "old text": f"{old_text.corpus.name}, {len(old_text.held_out.labels):,} held-out windows",
         "masked": f"{options.mlm_probability:.0%} in training, 15% of the held-out text",
     }
-    other_texts = {"old_corpus_sha256": old_text.corpus.sha256}
+    other_texts = {"old_corpus_sha256": old_text.corpus.sha256, **hashes}
     trainer = run.trainer(model, text, "continued pretraining", details, other_texts=other_texts)
 
     def evaluate(tokens: int | None = None) -> dict[str, float]:

@@ -5,6 +5,7 @@ Experiments that compare ways to fine-tune a model all start from the same pretr
 that encoder, loads it, and describes how it was pretrained.
 """
 
+import os
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -132,8 +133,15 @@ def text_has_changed(configuration: dict[str, Any], name: str, sha256: str) -> b
     Whether a run with this `configuration`, or the run that it continued, was trained on the text called
     `name` when its sha256 wasn't this `sha256`. What is held out now may have been training text then.
     """
+
+    def is_same(earlier: str | None) -> bool:
+        # A configuration has the name of a corpus or an absolute path.
+        if earlier is None or not os.path.isabs(earlier):
+            return earlier == name
+        return os.path.realpath(earlier) == os.path.realpath(name)
+
     return any(
-        configuration.get(key) == name and configuration.get(f"{key}_sha256") != sha256
+        is_same(configuration.get(key)) and configuration.get(f"{key}_sha256") != sha256
         for key in ("corpus", "old_corpus")
     )
 

@@ -43,8 +43,9 @@ CHARTS = {
     "tokens_per_second": "tokens per second",
 }
 # The comparison leaves out these options. The table has columns for the steps and the time, only runs of the
-# same experiment are compared, and the other three usually follow from options that are compared.
-NOT_COMPARED = {"experiment", "model", "corpus_sha256", "old_corpus_sha256", "steps", "minutes"}
+# same experiment are compared, and the others usually follow from options that are compared.
+HASHES = {"corpus_sha256", "old_corpus_sha256", "start_sha256"}
+NOT_COMPARED = {"experiment", "model", "steps", "minutes", *HASHES}
 # A file that starts differently isn't a page of ours, so we don't overwrite it.
 PAGE_START = '<!doctype html><html lang="en"><meta charset="utf-8"><title>Runs</title>'
 # The size of a chart and its margin on the left, in units of the SVG.

@@ -77,7 +77,7 @@ def main(argv: list[str] | None = None) -> None:
             arguments.arm is not None and len(arguments.claim) != 1
         ):
             raise ValueError("to repeat a row, name one claim and use --arm and --seed")
-        if arguments.record == RECORDS and not RECORDS.is_dir():
+        if not arguments.list and arguments.record == RECORDS and not RECORDS.is_dir():
             raise ValueError("this isn't a clone of the repository, so name a folder with --record")
         device = choose_device(arguments.device)
     selection = (

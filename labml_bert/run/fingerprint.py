@@ -64,7 +64,7 @@ def take_fingerprint(
 
     Runs `main` for a few steps, silently and in a temporary folder. Returns the number of `steps`, the
     `losses` in nats, the `evaluation` after the last step, the processor and versions, and the sha256 of each
-    of the `texts`, named as in the configuration."""
+    of the `inputs`, such as the text, named as in the configuration."""
     losses: list[float] = []
     evaluation: dict[str, float] = {}
 
@@ -94,8 +94,8 @@ def take_fingerprint(
         run.on_step, run.on_report = record_step, record_report
         with contextlib.suppress(FingerprintComplete), run.resources:
             main(run, options)
-    texts = {name: value for name, value in run.configuration.items() if name.endswith("_sha256")}
-    return make_fingerprint(losses, evaluation) | {"texts": texts}
+    inputs = {name: value for name, value in run.configuration.items() if name.endswith("_sha256")}
+    return make_fingerprint(losses, evaluation) | {"inputs": inputs}
 
 
 def make_fingerprint(losses: list[float], evaluation: dict[str, float]) -> Fingerprint:

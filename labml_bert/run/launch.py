@@ -67,8 +67,9 @@ def launch(
                     except ValueError as error:
                         # Perhaps the text is gone. On an `OSError`, `exit_cleanly` says what to do.
                         raise OSError(str(error)) from None
-                    if fingerprint.get("texts", {}).items() <= record["configuration"].items():
-                        taken[name] = fingerprint | {"checked": origin()}
-                    else:
-                        print_note("the record has no fingerprint: the text has changed in the meantime")
+                    before = record["configuration"]
+                    if any(before.get(key, now) != now for key, now in fingerprint.get("inputs", {}).items()):
+                        print_note("the record has no fingerprint: what the run read has changed since then")
+                        continue
+                    taken[name] = fingerprint | {"checked": origin()}
             write_record(run.record_path, record)

@@ -9,6 +9,7 @@ are written only once, in the script that uses the value."""
 import contextlib
 import io
 import math
+import os
 import re
 import sys
 import types
@@ -32,7 +33,7 @@ from labml_bert.data.corpora import NAMES, absolute_path
 from labml_bert.data.curriculum import parse_schedule
 from labml_bert.data.text_files import check_not_among
 from labml_bert.modern import ModernBertConfig
-from labml_bert.stdout import as_operand, print_error
+from labml_bert.stdout import as_operand, print_error, print_note
 from labml_bert.training.checkpoint import load_checkpoint
 from labml_bert.training.device import Precision
 from labml_bert.training.distributed import only_rank_zero_prints, rank, world_size
@@ -163,7 +164,15 @@ def parse_options(
             saved = replace(saved, gradient_accumulation_steps=count)
         # tyro rejects a flag that is already the default, so leave out the flags of the saved options.
         saved_flags = {f"--{name}".replace("_", "-") for name, value in vars(saved).items() if value is True}
-        options = parse(options_type, saved, "", [word for word in argv if word not in saved_flags])
+        words = [word for word in argv if word.replace("_", "-") not in saved_flags]
+        options = parse(options_type, saved, "", words)
+        # `Trainer.resume` doesn't restore more threads than this machine has cores.
+        count, cores = state.get("threads", 0), os.cpu_count() or 1
+        if count > cores and not options.threads.isdecimal() and rank() == 0:
+            print_note(
+                f"the run had {count} threads, and this machine has {cores} cores; for exactly the weights"
+                f" of an uninterrupted run, add --threads {count}"
+            )
     flags = {word.partition("=")[0] for word in argv}
     if {"--steps", "--minutes"} <= flags:
         usage_error("use --steps or --minutes, not both")

@@ -7,6 +7,7 @@ what to try next. The layout is made for 80 columns. If the output isn't a termi
 progress bar.
 """
 
+import atexit
 import contextlib
 import errno
 import os
@@ -66,6 +67,8 @@ def exit_on_bad_input() -> Iterator[None]:
     if preflight is not None and signal.getsignal(signal.SIGINT) is preflight.stop_before_it_began:
         # Loading is over, so Ctrl-C can raise `KeyboardInterrupt` again.
         signal.signal(signal.SIGINT, signal.default_int_handler)
+        # After the end of the program, Ctrl-C would print a traceback of what the libraries still do.
+        atexit.register(signal.signal, signal.SIGINT, signal.SIG_DFL)
     try:
         yield
     except (ValueError, OSError, OverflowError, NonFiniteLossError) as error:

@@ -94,6 +94,37 @@ def test_each_known_mistake_gets_its_own_diagnosis(step: Step, mistake: Mistake)
     assert len({m.message for m in step.mistakes}) == len(step.mistakes)
 
 
+RANDOM = "index = torch.randint(len(ordinary_ids), draw.shape, generator=self.generator, device=draw.device)"
+# Wrong code that isn't among the known mistakes: the step, the text to replace and its replacement.
+WRONG = [
+    ("mlm.py:TokenMasker.__call__", RANDOM, f"{RANDOM}[:, :1].expand_as(draw)"),
+    ("mlm.py:TokenMasker.__call__", RANDOM, f"{RANDOM}[:1].expand_as(draw)"),
+    ("bert.py:BertSelfAttention.forward", "self.dropout.p if self", "0.1 if self"),
+    ("bert.py:BertSelfAttention.forward", "self.dropout.p if self", "1 - self.dropout.p if self"),
+    (
+        "bert.py:BertSelfAttention.forward",
+        "context = F.scaled_dot_product_attention(q, k, v, attention_mask, dropout_prob)",
+        "context = self.dropout(F.scaled_dot_product_attention(q, k, v, attention_mask))",
+    ),
+    ("modern.py:ModernBertAttention.forward", "self.attention_dropout if self", "0.1 if self"),
+    (
+        "nsp.py:PairMaker.pairs_of",
+        "end, length = start, 0\n",
+        "end, length, target = start, 0, self.target_length(generator)\n",
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "old", "new"), WRONG)
+def test_other_wrong_code_is_refused_too(name: str, old: str, new: str) -> None:
+    (step,) = [step for step in STEPS if step.name == name]
+    text = make_mistake(step, Mistake("", old, new, ""))
+    # A solution may use the fused kernel in all cases.
+    text = text.replace("output_attentions or written_out_is_faster(q, dropout_prob)", "output_attentions")
+    verdict = run_probe(step, restore_others(text, step, STEPS))
+    assert not verdict.passed and "error" not in verdict.message
+
+
 def test_a_mistake_whose_text_is_gone_is_an_error() -> None:
     with pytest.raises(ValueError, match="'gone' occurs 0 times in the body"):
         make_mistake(STEPS[0], Mistake("x", "gone", "", ""))

@@ -968,6 +968,7 @@ def test_an_installed_package_has_no_folder_for_the_records(
     with pytest.raises(SystemExit) as exit_info:
         claims.main(["head"])
     assert exit_info.value.code == 2 and "isn't a clone of the repository" in capsys.readouterr().err
+    claims.main(["--list"])
     assert not [*tmp_path.iterdir()]
 
 

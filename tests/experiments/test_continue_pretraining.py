@@ -104,7 +104,8 @@ def test_a_random_start_has_the_same_sizes(folder: Path, monkeypatch: pytest.Mon
     assert other.config == model.config
     assert (other.decoder.weight - model.decoder.weight).abs().max() > 0.01
     # The same flag is no error when the run is resumed.
-    assert continue_in(folder, monkeypatch, f"--resume={scratch}", "--from-scratch") == scratch
+    for flag in ("--from-scratch", "--from_scratch"):
+        assert continue_in(folder, monkeypatch, f"--resume={scratch}", flag) == scratch
 
 
 def test_a_run_of_a_bert_without_special_tokens_continues(
@@ -125,6 +126,22 @@ def test_a_run_resumes_with_its_new_tokens(folder: Path, monkeypatch: pytest.Mon
     script = load_script("continue_pretraining")
     script.launch(script.main, script.Options, ["--resume", str(run)])
     assert load_checkpoint(run)[0]["step"] == 4
+
+
+@pytest.mark.processes
+def test_a_fingerprint_of_another_start_is_left_out(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A resumed run has its start in its own folder, but the fingerprint reads it again."""
+    run = continue_in(folder, monkeypatch, "--from=model", "--new-tokens=words.txt")
+    continue_in(folder, monkeypatch, f"--resume={run}", "--record=r.json")
+    record = json.loads((folder / "r.json").read_text())
+    assert record["fingerprints"][""]["inputs"].items() <= record["configuration"].items()
+    assert "start_sha256" in record["configuration"]
+    (folder / "words.txt").write_text("other\nwords")
+    continue_in(folder, monkeypatch, f"--resume={run}", "--record=other.json")
+    assert json.loads((folder / "other.json").read_text())["fingerprints"] == {}
+    assert "the record has no fingerprint: what the run read has changed" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -159,9 +176,15 @@ def test_a_changed_old_text_is_refused(
     (start,) = folder.glob("logs/own_language/*")
     continue_in(folder, monkeypatch, f"--from={start}")
     (folder / "old.txt").write_text(small_text(100, seed=1) + small_text(200))
-    for name in (start, start / "model"):
+    (folder / "link.txt").symlink_to(folder / "old.txt")
+    above = f"../{folder.name}/old.txt"
+    for name, text in (
+        (start, "link.txt"),
+        (start, f"../{folder.name}/old.txt"),
+        (start / "model", "old.txt"),
+    ):
         with pytest.raises(SystemExit) as exit_info:
-            continue_in(folder, monkeypatch, f"--from={name}")
+            continue_in(folder, monkeypatch, f"--from={name}", f"--old-corpus={text}")
         assert exit_info.value.code == 2 and "old text has changed since the model" in capsys.readouterr().err
 
 

@@ -223,7 +223,7 @@ def test_a_fingerprint_of_another_text_is_left_out(
     record = json.loads((tmp_path / "r.json").read_text())
     assert record["fingerprints"] == {}
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.endswith("the record has no fingerprint: the text has changed in the meantime")
+    assert line.endswith("the record has no fingerprint: what the run read has changed since then")
     # The record says how the run was computed.
     hardware = record["hardware"]
     assert hardware["gradient_accumulation_steps"] == 2 and hardware["torch_compile"] is False

@@ -3,6 +3,7 @@
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import sysconfig
@@ -71,6 +72,23 @@ def test_ctrl_c_during_the_imports_prints_one_line(program: list[str], module: s
     if module == "labml_bert.training.trainer":
         code = f"import signal, labml_bert, labml_bert.fill_mask, labml_bert.export; {code}"
         subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
+
+
+INTERRUPT_AT_EXIT = """
+import atexit, os, signal
+atexit.register(os.kill, os.getpid(), signal.SIGINT)
+"""
+
+
+def test_ctrl_c_after_the_end_prints_no_traceback(tmp_path: Path) -> None:
+    """Libraries still do something at exit, and somebody may press Ctrl-C a second time."""
+    (tmp_path / "sitecustomize.py").write_text(INTERRUPT_AT_EXIT)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(tmp_path)])}
+    words = [sys.executable, "-m", "labml_bert.runs", "missing"]
+    process = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert process.returncode == -signal.SIGINT
+    (line,) = process.stderr.splitlines()
+    assert line.startswith("error: ")
 
 
 FAIL_DURING_IMPORT = """

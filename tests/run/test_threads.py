@@ -16,6 +16,7 @@ import torch
 
 from labml_bert.files import read_tensors, write_tensors
 from labml_bert.run import experiment
+from labml_bert.run import options as run_options
 from labml_bert.run.threads import read_threads, thread_counts, time_threads
 from labml_bert.stdout import console
 from labml_bert.training.checkpoint import CHECKPOINT, load_checkpoint
@@ -133,6 +134,22 @@ def test_other_cores_or_processes_keep_their_threads(two_threads: None, tmp_path
         torch.set_num_threads(2)
         trainer.resume()
         assert torch.get_num_threads() == expected, changes
+
+
+def test_a_note_says_that_there_are_too_few_cores(
+    two_threads: None, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another number of threads changes the last bits of the weights."""
+    monkeypatch.setattr(run_options.os, "cpu_count", lambda: 2)
+    trainer, _ = new_trainer(tmp_path, experiment="mlm_tiny")
+    for threads, arguments, has_note in ((2, [], False), (4, ["--threads", "4"], False), (4, [], True)):
+        torch.set_num_threads(threads)
+        trainer.save()
+        words = ["--resume", str(tmp_path), *arguments]
+        run_options.parse_options(run_options.RunOptions, "mlm_tiny", "", words)
+        lines = capsys.readouterr().err.splitlines()
+        assert len(lines) == has_note
+        assert all("4 threads, and this machine has 2 cores" in line for line in lines)
 
 
 @pytest.mark.long

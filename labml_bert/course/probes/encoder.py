@@ -67,6 +67,20 @@ def probe_attention(m: Any) -> Iterator[tuple[str, Any]]:
     module.dropout = nn.Dropout(0.5)
     is_same = torch.equal(module.train()(x, x, mask)[0], module(x, x, mask)[0])
     yield "whether two calls in training mode have the same result without output_attentions", is_same
+    # All weights are 1/100. With these values, the context shows the weights or their sums.
+    module = m.BertSelfAttention(config(m, hidden_size=100, num_attention_heads=1)).train()
+    module.dropout = nn.Dropout(0.3)
+    x = torch.eye(100)[None]
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.zero_()
+        module.value.weight.copy_(x[0])
+        context = module(x, x)[0]
+        name = "the fraction of weights that dropout sets to 0, at p = 0.3, without output_attentions"
+        yield name, Near((context == 0).float().mean().item(), 0.03)
+        yield "the mean of these weights, times 100", Near(100 * context.mean().item(), 0.05)
+        module.value.weight.fill_(1.0)
+        yield "whether dropout sets a number of the context to 0", bool((module(x, x)[0] == 0).any())
 
 
 def probe_output(m: Any) -> Iterator[tuple[str, Any]]:

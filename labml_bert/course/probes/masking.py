@@ -131,6 +131,16 @@ def probe_masker(m: Any) -> Iterator[tuple[str, Any]]:
     name = "if mask_replace_prob is 0.3 and random_replace_prob is 0.5"
     yield f"the fraction of masks {name}", fraction(masked == MASK, everywhere, 0.01)
     yield f"the fraction of unchanged tokens {name}", fraction(masked == 7, everywhere, 0.01)
+    options = {"mlm_probability": 1.0, "mask_replace_prob": 0.0, "random_replace_prob": 1.0}
+    masked, _ = masker(m, **options)(ids.clone())
+    for name, is_equal in (
+        ("the one before it", masked[:, 1:] == masked[:, :-1]),
+        ("the one above it", masked[1:] == masked[:-1]),
+    ):
+        yield (
+            f"the fraction of random tokens that are the same as {name}",
+            Near(is_equal.float().mean().item(), 0.01),
+        )
     ids = torch.randint(V, (300, 100), generator=torch.Generator().manual_seed(1))
     original = ids.clone()
     masked, labels = masker(m)(ids)

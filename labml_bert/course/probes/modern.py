@@ -90,6 +90,18 @@ def probe_attention(m: Any) -> Iterator[tuple[str, Any]]:
     yield "the result with dropout of the output", module(x, rotary, None)
     is_same = torch.equal(module.train()(x, rotary, None), module(x, rotary, None))
     yield "whether two calls in training mode have the same result", is_same
+    # All weights are 1/100. With these values, the result shows the weights.
+    sizes = {"hidden_size": 100, "num_attention_heads": 1}
+    module = m.ModernBertAttention(config(m, attention_dropout=0.3, **sizes)).train()
+    module.out_drop = nn.Identity()
+    x = torch.eye(100)[None]
+    rotary = torch.ones(1, 1, 1, 100, 100), torch.zeros(1, 1, 1, 100, 100)
+    with torch.no_grad():
+        module.Wqkv.weight.copy_(torch.cat((0 * x[0], 0 * x[0], x[0])))
+        module.Wo.weight.copy_(x[0])
+        result = module(x, rotary, None)
+    name = "the fraction of weights that dropout sets to 0, if attention_dropout is 0.3"
+    yield name, Near((result == 0).float().mean().item(), 0.03)
 
 
 def probe_mlp(m: Any) -> Iterator[tuple[str, Any]]:

@@ -93,6 +93,13 @@ def probe_pairs(m: Any) -> Iterator[tuple[str, Any]]:
     firsts = [a for a, *_ in collect(fake, 0)]
     totals = {len(a) + length for a, (_, length) in zip(firsts, requests, strict=True)}
     yield "these lengths together if short_seq_prob is 1", sorted(totals)
+    fake.short_seq_prob = 0.5
+    lengths = []
+    for seed in range(200):
+        requests.clear()
+        firsts = [a for a, *_ in fake.pairs_of(0, random.Random(seed))]
+        lengths.append(len({len(a) + length for a, (_, length) in zip(firsts, requests, strict=True)}))
+    yield "the largest number of target lengths in one document", max(lengths)
     short = maker(m, random_next_prob=0.0, max_length=5, lone_sentence_is_random=False)
     yield "the pairs of three long sentences, unless lone_sentence_is_random", collect(short, 1, 1)
     pairs = collect(maker(m), 0, 1000)
