@@ -239,6 +239,13 @@ def read_curves(run_path: Path) -> dict[str, list[tuple[int, float]]]:
     return curves
 
 
+def check_new_tokens(corpus: Corpus, old_corpus: Corpus) -> None:
+    """Raises `ValueError` if the held-out text has none of the new tokens, before minutes of pretraining."""
+    tokenizer = wordpiece_tokenizer(old_corpus.train, PRETRAINING["vocab_size"], lowercase=False)
+    words = frequent_split_words(tokenizer, corpus.train, NEW_TOKENS)
+    find_occurrences(add_tokens(tokenizer, words), corpus.valid, words, 1)
+
+
 def run_seed(
     options: Options, corpus: Corpus, old_corpus: Corpus, seed: int
 ) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -355,6 +362,7 @@ def main(argv: list[str] | None = None) -> None:
             check_record(options.record, "compare_continued")
         device = choose_device(options.device)
         corpus, old_corpus = load_corpus(options.corpus), load_corpus(options.old_corpus)
+        check_new_tokens(corpus, old_corpus)
         # Record only the names of the texts, because a path means nothing on another machine.
         values = {**vars(options), "corpus": corpus.name, "old_corpus": old_corpus.name}
         results: list[dict[str, Any]] = []

@@ -96,9 +96,11 @@ def read_pretraining(folder: Path) -> dict[str, Any] | None:
 
 
 def checkpoint_paths(folder: Path) -> list[Path]:
-    """The two possible paths of a run's checkpoint. `folder` is the folder of the run or of its model."""
-    # Without `resolve`, the parent of `.` or of a link isn't the folder of the run.
-    return [path / CHECKPOINT for path in (folder, folder.resolve().parent)]
+    """The possible paths of a run's checkpoint. `folder` is the folder of the run or of its model."""
+    # Without `resolve`, the parent of `.` or of a link isn't the folder of the run. A model in a folder with
+    # another name can be a copy from somewhere else.
+    real = folder.resolve()
+    return [folder / CHECKPOINT, *([real.parent / CHECKPOINT] if real.name == "model" else [])]
 
 
 def load_run_state(folder: Path, is_required: bool = False) -> dict[str, Any] | None:

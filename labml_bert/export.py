@@ -28,7 +28,9 @@ import json
 import logging
 import os
 import re
+import shlex
 import stat
+import sys
 import warnings
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -211,8 +213,8 @@ def check_onnx_is_here() -> None:
     missing = [name for name in ("onnx", "onnxscript") if find_spec(name) is None]
     if missing:
         raise ValueError(
-            f"--to onnx needs the package {missing[0]}; install it with: "
-            "pip install onnx onnxscript onnxruntime"
+            f"--to onnx needs the package {missing[0]}; install it with: {shlex.quote(sys.executable)} "
+            "-m pip install onnx onnxscript onnxruntime"
         )
 
 

@@ -58,12 +58,24 @@ class BertForFineTuning(BertPreTrainedModel):
     ) -> Self:
         """
         Works like `BertPreTrainedModel.from_pretrained`. Also raises `ValueError` if the folder has a model
-        with another head and you pass no `new_parameters`. The layers of two heads can have the same name and
-        shape, so the tensors don't tell the heads apart.
+        with another head and you pass no `new_parameters`, or if its `classifier_dropout` isn't from 0 to 1.
+        The layers of two heads can have the same name and shape, so the tensors don't tell the heads apart.
         """
         if not new_parameters:
             check_head(Path(folder), cls)
-        return super().from_pretrained(folder, new_parameters, **arguments)
+        model = super().from_pretrained(folder, new_parameters, **arguments)
+        p = read_json(Path(folder)).get("classifier_dropout")
+        if p is not None and isinstance(dropout := getattr(model, "dropout", None), nn.Dropout):
+            if type(p) not in (int, float) or not 0 <= p <= 1:
+                raise ValueError(f"{folder} has classifier_dropout = {p!r}; use a number from 0 to 1")
+            dropout.p = p
+        return model
+
+    @property
+    def extra_config(self) -> dict[str, Any]:
+        """The dropout probability of the head, if it's not that of the encoder."""
+        p = getattr(self, "dropout", nn.Dropout(self.config.hidden_dropout_prob)).p
+        return {} if p == self.config.hidden_dropout_prob else {"classifier_dropout": p}
 
 
 class BertClassifier(BertForFineTuning):
@@ -91,7 +103,7 @@ class BertClassifier(BertForFineTuning):
     @property
     def extra_config(self) -> dict[str, Any]:
         """The labels in the two forms that `transformers` reads, and the kind of classification."""
-        return {
+        return super().extra_config | {
             "id2label": {str(i): label for i, label in enumerate(self.labels)},
             "label2id": {label: i for i, label in enumerate(self.labels)},
             "problem_type": "single_label_classification",

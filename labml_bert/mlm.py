@@ -111,7 +111,7 @@ class TokenMasker:
 
     def rand(self, like: Tensor) -> Tensor:
         """Draws uniform numbers in [0, 1), with the shape and device of `like`."""
-        return torch.rand(like.shape, generator=self.generator, device=like.device)
+        return torch.rand(like.shape, generator=self.generator, dtype=torch.float32, device=like.device)
 
     def choose(self, is_candidate: Tensor, word_ids: Tensor | None = None) -> Tensor:
         """

@@ -108,7 +108,7 @@ def rotary_angles(position_ids: Tensor, head_dim: int, theta: float) -> tuple[Te
 
     Source: [Su et al., 2021](https://arxiv.org/abs/2104.09864), section 3.2.
     """
-    pairs = torch.arange(0, head_dim, 2, device=position_ids.device) / head_dim
+    pairs = torch.arange(0, head_dim, 2, dtype=torch.float32, device=position_ids.device) / head_dim
     angles = position_ids[:, None, None, :, None].float() * theta**-pairs  # (B, 1, 1, T, d/2)
     cos, sin = angles.cos(), angles.sin()  # (B, 1, 1, T, d/2)
     return torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)

@@ -157,6 +157,9 @@ def test_the_run_is_found_however_the_folder_is_named(
     for name in (folder, Path(), tmp_path / "link"):
         assert backbone.load_backbone(name, CPU).pretraining is not None
     assert parents == [folder.parent] * 3
+    # A model that was copied into the folder of a run isn't the run's.
+    shutil.copytree(folder, tmp_path / "run" / "imported")
+    assert backbone.load_backbone(tmp_path / "run" / "imported", CPU).pretraining is None
 
 
 def test_a_folder_that_cannot_be_read_is_named(

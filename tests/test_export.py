@@ -404,7 +404,7 @@ def test_a_missing_package_is_a_one_line_error(
 ) -> None:
     monkeypatch.chdir(bad_files)
     pretend_missing(monkeypatch, package)
-    words = f"--to onnx needs the package {package}; install it with: pip install onnx"
+    words = f"needs the package {package}; install it with: {sys.executable} -m pip install onnx"
     assert_rejected(["model", "--to", "onnx"], words, bad_files, capsys)
 
 

@@ -1,6 +1,7 @@
 """The heads, compared with those of `transformers`, and their folders in both directions."""
 
 import dataclasses
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -170,6 +171,27 @@ def test_label_names_are_saved_and_can_be_replaced(tmp_path: Path) -> None:
     assert renamed.labels == ["a", "b", "c"]
     with pytest.raises(ValueError, match="not from one model"):
         BertForTokenClassification.from_pretrained(tmp_path, labels=["a", "b"])
+
+
+@pytest.mark.parametrize("head", [BertForSequenceClassification, BertForTokenClassification])
+def test_the_dropout_of_the_head_is_loaded_and_saved(head: type[BertForFineTuning], tmp_path: Path) -> None:
+    config = transformers.BertConfig(
+        **dataclasses.asdict(random_config(0)), classifier_dropout=0.7, num_labels=3
+    )
+    reference = getattr(transformers, head.__name__)
+    reference(config).save_pretrained(tmp_path / "theirs")
+    model = head.from_pretrained(tmp_path / "theirs")
+    assert model.dropout.p == 0.7
+    model.save_pretrained(tmp_path / "ours")
+    assert reference.from_pretrained(tmp_path / "ours").dropout.p == 0.7
+    assert head.from_pretrained(tmp_path / "ours").dropout.p == 0.7
+    build(head, random_config(0)).save_pretrained(tmp_path / "plain")
+    assert "classifier_dropout" not in json.loads((tmp_path / "plain" / "config.json").read_text())
+    for p in (1.5, -0.1, "high", True):
+        values = json.loads((tmp_path / "theirs" / "config.json").read_text())
+        (tmp_path / "theirs" / "config.json").write_text(json.dumps(values | {"classifier_dropout": p}))
+        with pytest.raises(ValueError, match=r"has classifier_dropout = .*; use a number from 0 to 1"):
+            head.from_pretrained(tmp_path / "theirs")
 
 
 @pytest.mark.parametrize("kind", [BertForMaskedLM, BertForPreTraining])

@@ -99,6 +99,19 @@ def test_probabilities_of_zero_and_one_hold_for_extreme_random_numbers(value: fl
         assert set(masked_ids.flatten().tolist()) <= expected
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_the_default_dtype_changes_no_choice(dtype: torch.dtype) -> None:
+    """Random numbers of 8 bits would choose 15.24% instead of 15%."""
+    ids = torch.randint(5, V, (50, 40))
+    expected = new_masker()(ids)
+    torch.set_default_dtype(dtype)
+    try:
+        masked = new_masker()(ids)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert all(torch.equal(a, b) for a, b in zip(masked, expected, strict=True))
+
+
 def test_padding_is_never_chosen() -> None:
     ids = torch.randint(5, V, (50, 40))
     attention_mask = torch.arange(40) < torch.randint(0, 41, (50, 1))

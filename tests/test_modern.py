@@ -153,6 +153,18 @@ def test_only_differences_of_positions_matter() -> None:
     assert not torch.allclose(model(ids), model(ids, position_ids=2 * positions), atol=1e-2)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_angles_are_exact_whatever_the_default_dtype(dtype: torch.dtype) -> None:
+    positions = torch.tensor([[1, 1000]])
+    expected = rotary_angles(positions, 8, 160_000.0)
+    torch.set_default_dtype(dtype)
+    try:
+        angles = rotary_angles(positions, 8, 160_000.0)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert all(torch.equal(a, b) for a, b in zip(angles, expected, strict=True))
+
+
 def test_a_local_layer_sees_its_window_only() -> None:
     """A local layer follows a global layer that adds nothing: a change reaches 4 tokens to each side."""
     torch.manual_seed(0)

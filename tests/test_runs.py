@@ -56,6 +56,14 @@ def test_runs_are_found_newest_first(logs: Path) -> None:
     assert [run.path.name for run in find_runs([logs / "mlm_tiny" / "old", logs])] == ["new", "other", "old"]
 
 
+def test_a_link_to_a_run_is_not_another_run(logs: Path) -> None:
+    before = [run.path for run in find_runs([logs])]
+    (logs / "latest").symlink_to(before[-1])
+    assert sorted(run.path.resolve() for run in find_runs([logs])) == sorted(
+        path.resolve() for path in before
+    )
+
+
 def test_only_options_that_differ_within_an_experiment_are_listed(logs: Path) -> None:
     assert differences(find_runs([logs])) == [{"seed": 1}, {}, {"seed": 0}]
 

@@ -26,6 +26,8 @@ Letters for sizes: `N` texts, `K` classes.
 """
 
 import re
+import shlex
+import sys
 from collections import Counter
 from collections.abc import Sequence
 from importlib.util import find_spec
@@ -41,7 +43,10 @@ PENALTIES = (1e-6, 1e-5, 1e-4, 1e-3)
 def check_scikit_learn_is_here() -> None:
     """Raises `ValueError` if scikit-learn isn't installed."""
     if find_spec("sklearn") is None:
-        raise ValueError("a bag of words needs scikit-learn; install it with: pip install scikit-learn")
+        python = shlex.quote(sys.executable)
+        raise ValueError(
+            f"a bag of words needs scikit-learn; install it with: {python} -m pip install scikit-learn"
+        )
 
 
 def words(example: Example) -> list[str]:

@@ -48,13 +48,13 @@ STEPS = (
             ),
             Mistake(
                 "exponent not divided by d",
-                "torch.arange(0, head_dim, 2, device=position_ids.device) / head_dim",
-                "torch.arange(0, head_dim, 2, device=position_ids.device)",
+                "torch.arange(0, head_dim, 2, dtype=torch.float32, device=position_ids.device) / head_dim",
+                "torch.arange(0, head_dim, 2, dtype=torch.float32, device=position_ids.device)",
                 "The exponent isn't divided by d, so all pairs but the first hardly rotate.",
             ),
             Mistake(
                 "half of the exponent",
-                "torch.arange(0, head_dim, 2, device=position_ids.device) / head_dim",
+                "torch.arange(0, head_dim, 2, dtype=torch.float32, device=position_ids.device) / head_dim",
                 "torch.arange(head_dim // 2, device=position_ids.device) / head_dim",
                 "Your exponent is i/d. It must be 2i/d.",
             ),

@@ -31,7 +31,7 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from labml_bert.checksums import decode_line, encode_line, reading
+from labml_bert.checksums import decode_line, encode_line, file_state, reading
 from labml_bert.data.corpora import BLOCKS, NAMES, Corpus, decode_file_name, load_corpus
 from labml_bert.data.text_files import Chunk, ReadChunks
 from labml_bert.data.tokenizers import SPECIAL_TOKENS, encode_texts, load_tokenizer, split_lines
@@ -251,6 +251,14 @@ class TokenizedCorpus:
     """The first 8,192 held-out tokens, decoded, 16 in each string. Decoding can lose line ends and spaces."""
     sha256: str
     """A hash of the ids and of the tokenizer."""
+    train_file: Path
+    """The file with the training ids."""
+    train_state: tuple[int, int] | None
+    """What `file_state` returned for this file before its ids were checked."""
+
+    def has_changed(self) -> bool:
+        """Whether another program has written the file of the training ids, which is read during training."""
+        return file_state(self.train_file) != self.train_state
 
     def check_tokenizer(self, tokenizer: Tokenizer) -> None:
         """Raises `ValueError` if `tokenizer` could produce different ids for the same text."""
@@ -333,6 +341,7 @@ def read_token_files(folder: Path) -> TokenizedCorpus:
     tokens = sum(b.train_tokens for b in blocks), sum(b.valid_tokens for b in blocks)
     if min(tokens) == 0:
         raise ValueError(f"{folder} has no held-out text; the text is short, so use it without preparing it")
+    train_state = file_state(folder / TRAIN)
     check_blocks(folder, blocks, dtype.itemsize)
     digest = hashlib.sha256(json.dumps(progress.settings["tokenizer_sha256"]).encode())
     for block in blocks:
@@ -348,4 +357,6 @@ def read_token_files(folder: Path) -> TokenizedCorpus:
         sum(block.valid_characters for block in blocks),
         [tokenizer.decode(ids.tolist()) for ids in valid_ids[:8192].split(16)],
         digest.hexdigest(),
+        folder / TRAIN,
+        train_state,
     )

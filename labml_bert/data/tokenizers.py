@@ -269,7 +269,10 @@ def load_tokenizer(path: Path, vocab_size: int | None = None) -> Tokenizer:
     try:
         data = read_checked(path)
     except FileNotFoundError:
-        raise ValueError(f"no tokenizer at {path}; use the folder of a finished run") from None
+        raise ValueError(
+            f"no tokenizer at {path}; use the folder of a finished run, or save the model's fast tokenizer "
+            "there with transformers"
+        ) from None
     except OSError as error:
         raise unreadable(error.filename, error.strerror) from None
     try:
@@ -298,10 +301,12 @@ def load_tokenizer(path: Path, vocab_size: int | None = None) -> Tokenizer:
         raise ValueError(f"the tokenizer {path} has no {', '.join(missing)}; use one with BERT's tokens")
     if sorted(tokenizer.get_vocab().values()) != list(range(tokenizer.get_vocab_size())):
         raise ValueError(f"the ids of the tokenizer {path} are not 0, 1, 2, …; train it again")
-    if vocab_size is not None and tokenizer.get_vocab_size() != vocab_size:
+    if vocab_size is not None and (size := tokenizer.get_vocab_size()) != vocab_size:
+        # Some models have more embeddings than tokens, for example a multiple of 64.
+        resize = f", or call the model's resize_token_embeddings({size}) and save it" * (size < vocab_size)
         raise ValueError(
-            f"the tokenizer in {path.parent} has {tokenizer.get_vocab_size()} tokens, the model "
-            f"{vocab_size}; use the tokenizer that was saved with the model"
+            f"the tokenizer in {path.parent} has {size} tokens, the model {vocab_size}; use the tokenizer "
+            f"that was saved with the model{resize}"
         )
     return tokenizer
 

@@ -55,7 +55,7 @@ from labml_bert.run.terminal import (
     start_words,
 )
 from labml_bert.run.threads import read_threads, time_threads
-from labml_bert.stdout import console, display_path, printable
+from labml_bert.stdout import as_operand, console, display_path, printable
 from labml_bert.training.device import choose_device
 from labml_bert.training.distributed import (
     broadcast_from_rank_zero,
@@ -362,17 +362,15 @@ class Run:
 
     def arguments(self) -> list[str]:
         """Returns, as command-line arguments, the non-default options that change the result."""
-        user_options, text = self.user_options, self.text
-        non_defaults = {
-            f.name: text.corpus.name if f.name == "corpus" else without_folders(getattr(user_options, f.name))
-            for f in fields(user_options)
-            if not f.metadata.get("operational") and getattr(user_options, f.name) not in (None, f.default)
-        }
-        return [
-            w
-            for name, value in non_defaults.items()
-            for w in (f"--{name.rstrip('_').replace('_', '-')}", *([] if value is True else [str(value)]))
-        ]
+        words: list[str] = []
+        for option in fields(self.user_options):
+            value = getattr(self.user_options, option.name)
+            if option.metadata.get("operational") or value in (None, option.default):
+                continue
+            flag = f"--{option.name.rstrip('_').replace('_', '-')}"
+            value = self.text.corpus.name if option.name == "corpus" else without_folders(value)
+            words += [flag] if value is True else [flag, as_operand(str(value))]
+        return words
 
     def describe(self, result: dict[str, float]) -> dict[str, Any]:
         """Describes the run and its result for the record and the model card."""

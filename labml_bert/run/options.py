@@ -34,7 +34,7 @@ from labml_bert.data.curriculum import parse_schedule
 from labml_bert.data.text_files import check_not_among
 from labml_bert.modern import ModernBertConfig
 from labml_bert.stdout import as_operand, print_error, print_note
-from labml_bert.training.checkpoint import load_checkpoint
+from labml_bert.training.checkpoint import load_checkpoint, other_value_error
 from labml_bert.training.device import Precision
 from labml_bert.training.distributed import only_rank_zero_prints, rank, world_size
 from labml_bert.training.optimization import OptimizerName, TrainingArguments
@@ -183,6 +183,12 @@ def parse_options(
     if "--corpus" in flags:
         options = replace(options, corpus=absolute_path(options.corpus))
     check_options(options)
+    if options.resume is not None:
+        # `Trainer.resume` checks all values, but only after the text has been read.
+        for name, value in options.configuration().items():
+            before = state["configuration"].get(name)
+            if isinstance(before, int | float) and isinstance(value, int | float) and before != value:
+                raise other_value_error(options.resume, name, before, value)
     return options
 
 
@@ -197,6 +203,14 @@ def check_options(options: RunOptions) -> None:
     for text, name in product(sorted(texts), ("record",) if options.resume else ("record", "runs")):
         if path := getattr(options, name):
             check_not_among(Path(text), path, f"--{name}")
+    folder = options.runs
+    while not os.path.exists(folder) and folder != folder.parent:
+        folder = folder.parent
+    if options.resume is None and not (folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)):
+        raise ValueError(
+            f"cannot write runs to {options.runs}: {folder} is not a writable folder; choose another folder "
+            "with --runs"
+        )
     # Some scripts choose a budget or the size of the vocabulary later.
     has_budget = options.steps is not None or options.minutes is not None
     (options if has_budget else replace(options, steps=1)).training_arguments()
@@ -211,6 +225,7 @@ def check_options(options: RunOptions) -> None:
     if schedule := getattr(options, "schedule", None):
         longest = parse_schedule(schedule)[-1].length
         check_longest(longest, options.batch_tokens, sizes.get("max_position_embeddings"))  # type: ignore[attr-defined]
+        check_micro_batches(options, options.batch_tokens)  # type: ignore[attr-defined]
 
 
 def restore_options(

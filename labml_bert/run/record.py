@@ -25,7 +25,7 @@ import torch
 from labml_bert.checks import LARGEST_SIZE
 from labml_bert.checksums import file_state, seal
 from labml_bert.files import partial_path, write_whole
-from labml_bert.stdout import console, display_path, print_note
+from labml_bert.stdout import as_operand, console, display_path, print_note
 from labml_bert.training.device import choose_precision
 
 # The state of the file at each path when `check_record` or `write_record` last looked.
@@ -154,7 +154,7 @@ def clean_arguments(argv: list[str] | None) -> list[str]:
             continue
         value = value if equals_sign else next(arguments)
         if option == "--corpus":
-            words += [option, Path(value).name]
+            words += [option, as_operand(Path(value).name)]
     return words
 
 
@@ -219,8 +219,12 @@ def origin() -> dict[str, str | None]:
 def git(*words: str) -> str | None:
     """Returns what git prints in the project's folder, or `None` if it fails or isn't installed."""
     command, folder = ["git", "--no-optional-locks", *words], Path(__file__).parents[2]
+    # Git sets such variables for its hooks, and they may name another repository.
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     try:
-        result = subprocess.run(command, capture_output=True, text=True, check=True, cwd=folder)
+        result = subprocess.run(
+            command, capture_output=True, text=True, check=True, cwd=folder, env=environment
+        )
     except (OSError, subprocess.CalledProcessError):
         return None
     return result.stdout.strip()

@@ -295,7 +295,11 @@ def find_run_folders(folders: Iterable[Path], patterns: Iterable[str]) -> list[P
     names = [pattern + name for pattern in patterns for name in (CHECKPOINT, PREVIOUS)]
     files = [file for folder in folders for name in names for file in folder.glob(name)]
     files.sort(key=lambda file: file.stat().st_mtime, reverse=True)
-    return [*dict.fromkeys(file.parent for file in files)]
+    # A link may lead to the same folder.
+    folders_by_path: dict[Path, Path] = {}
+    for file in files:
+        folders_by_path.setdefault(file.parent.resolve(), file.parent)
+    return [*folders_by_path.values()]
 
 
 def note_unreadable(folders: Iterable[Path]) -> None:
@@ -304,6 +308,14 @@ def note_unreadable(folders: Iterable[Path]) -> None:
         for path in [folder, *folder.glob("*"), *folder.glob("*/*")]:
             if is_unreadable_folder(path):
                 print_note(f"{display_path(path)} can't be read, so it's left out; make it readable")
+
+
+def other_value_error(run_path: Path, option: str, before: object, now: object) -> ValueError:
+    """The error if a run is resumed with another value of an option that changes its result."""
+    return ValueError(
+        f"{run_path} was started with {option} = {before}, not {now}; leave that option out to resume, or "
+        "start a new run"
+    )
 
 
 def save_failed_step(

@@ -48,6 +48,7 @@ from labml_bert.training.checkpoint import (
     FAILED_STEP,
     PendingStep,
     load_checkpoint,
+    other_value_error,
     random_states,
     restore,
     save_checkpoint,
@@ -318,10 +319,7 @@ class Trainer:
                     f"{text} has changed since {self.run_path} was started; use the text as it was, or "
                     "start a new run"
                 )
-            raise ValueError(
-                f"{self.run_path} was started with {key} = {before[key]}, not {now[key]}; "
-                "leave that option out to resume, or start a new run"
-            )
+            raise other_value_error(self.run_path, key, before[key], now[key])
         restore(self.run_path, tensors, state, self.model, self.optimizers, self.generator, self.device)
         self.step, self.seconds = state["step"], state["seconds"]
         # Checkpoints from older versions contain neither the scaler's state nor the number of threads.

@@ -96,6 +96,20 @@ def test_a_saved_tokenizer_is_loaded_and_other_files_are_rejected(tmp_path: Path
         load_tokenizer(path)
 
 
+def test_a_model_with_more_embeddings_than_tokens_gets_its_own_remedy(tmp_path: Path) -> None:
+    """In such a folder, the tokenizer that was saved with the model is the one that doesn't fit."""
+    tokenizer = character_tokenizer(["abc"])
+    save_tokenizer(tokenizer, tmp_path)
+    path, size = tmp_path / "tokenizer.json", tokenizer.get_vocab_size()
+    assert load_tokenizer(path, size).get_vocab_size() == size
+    with pytest.raises(
+        ValueError, match=rf"or call the model's resize_token_embeddings\({size}\) and save it"
+    ):
+        load_tokenizer(path, 64)
+    with pytest.raises(ValueError, match=r"that was saved with the model$"):
+        load_tokenizer(path, size - 1)
+
+
 def test_special_tokens_that_are_only_in_the_vocabulary_are_not_split(tmp_path: Path) -> None:
     tokenizer = wordpiece_tokenizer([TEXT], 120)
     content = json.loads(tokenizer.to_str())

@@ -172,12 +172,24 @@ def test_only_a_complete_record_replaces_an_earlier_one(
         return [result["seed"] for result in json.loads(path.read_text())["result"]["continued"]]
 
     monkeypatch.setitem(main.__globals__, "run_seed", run_seed)
+    monkeypatch.setitem(main.__globals__, "check_new_tokens", lambda *_: None)
     (tmp_path / "text.txt").write_text(small_text(600))
     path, corpus = tmp_path / "record.json", tmp_path / "text.txt"
     for count, stop, expected in ((3, 2, [0, 1]), (3, 3, [0, 1, 2]), (4, 2, [0, 1, 2]), (2, 2, [0, 1])):
         with pytest.raises(SystemExit) if stop < count else contextlib.nullcontext():
             main([f"--corpus={corpus}", f"--old-corpus={corpus}", f"--seeds={count}", f"--record={path}"])
         assert seeds() == expected
+
+
+def test_a_text_without_new_tokens_is_refused_before_the_pretraining(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    old, new = tmp_path / "old.txt", tmp_path / "new.txt"
+    old.write_text(small_text(600))
+    new.write_text("kwargs " * 100 + "\n" + "the cat\n" * 90)
+    message = "error: the held-out text has none of the new tokens"
+    assert_fails(main, [f"--corpus={new}", f"--old-corpus={old}", f"--runs={tmp_path}/runs"], message, capsys)
+    assert not (tmp_path / "runs").exists()
 
 
 @pytest.mark.parametrize(

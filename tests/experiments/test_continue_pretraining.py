@@ -177,7 +177,6 @@ def test_a_changed_old_text_is_refused(
     continue_in(folder, monkeypatch, f"--from={start}")
     (folder / "old.txt").write_text(small_text(100, seed=1) + small_text(200))
     (folder / "link.txt").symlink_to(folder / "old.txt")
-    above = f"../{folder.name}/old.txt"
     for name, text in (
         (start, "link.txt"),
         (start, f"../{folder.name}/old.txt"),

@@ -9,7 +9,7 @@ import torch
 import transformers
 
 from experiments import own_language
-from labml_bert import fill_mask
+from labml_bert import fill_mask, prepare
 from labml_bert.data.corpora import Corpus
 from labml_bert.data.token_files import TokenizedCorpus
 from labml_bert.data.tokenizers import wordpiece_tokenizer
@@ -126,10 +126,33 @@ def test_the_vocabulary_grows_with_the_text_and_the_alphabet() -> None:
     assert size_for("".join(map(chr, range(0x4E00, 0x4E00 + 3000))) * 10) > 6000
 
 
+@pytest.mark.processes
+def test_a_note_says_that_the_ids_have_changed_during_the_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The ids are read from the file when they are needed, because they may not fit in memory."""
+    (tmp_path / "text.txt").write_text(small_language(4000), encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    prepare.main(["text.txt", "--output=tokens", "--vocab-size=120"])
+    words = [*SIZES, "--corpus=tokens", "--steps=2", "--schedule=8", "--batch-tokens=64"]
+    main_in_process(monkeypatch, tmp_path, *words, experiment="own_language")
+    assert "has changed during the training" not in capsys.readouterr().err
+    finish = Run.finish
+
+    def write_and_finish(self: Run, *arguments: object) -> None:
+        with open("tokens/train.bin", "r+b") as file:
+            file.write(b"\0\0")
+        finish(self, *arguments)
+
+    monkeypatch.setattr(Run, "finish", write_and_finish)
+    main_in_process(monkeypatch, tmp_path, *words, experiment="own_language")
+    assert "tokens/train.bin has changed during the training; start a new run" in capsys.readouterr().err
+
+
 def test_prepared_tokens_keep_their_tokenizer(tmp_path: Path) -> None:
     tokenizer = wordpiece_tokenizer(["some words here"], 60)
     ids = torch.zeros(1, dtype=torch.long)
-    corpus = TokenizedCorpus("tokens", tokenizer, ids, ids, 9, 1, [], "")
+    corpus = TokenizedCorpus("tokens", tokenizer, ids, ids, 9, 1, [], "", Path(), None)
     size = tokenizer.get_vocab_size()
     assert own_language.choose_tokenizer(corpus, None) is tokenizer
     assert own_language.choose_tokenizer(corpus, size) is tokenizer

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from experiments import continue_pretraining, own_language
+from experiments import continue_pretraining, mlm_tiny, own_language
 from labml_bert.data.tokenizers import character_tokenizer, word_tokenizer
 from labml_bert.files import PART
 from labml_bert.models import BertForMaskedLM
@@ -227,6 +227,31 @@ def test_a_fingerprint_of_another_text_is_left_out(
     # The record says how the run was computed.
     hardware = record["hardware"]
     assert hardware["gradient_accumulation_steps"] == 2 and hardware["torch_compile"] is False
+
+
+def test_options_are_checked_before_the_text_is_read(
+    corpus_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Reading a large text or making pairs of sentences can take minutes."""
+    monkeypatch.chdir(tmp_path)
+    main_in_process(monkeypatch, tmp_path, *SMALL, "--corpus", corpus_file, "--steps", 1)
+    (folder,) = (tmp_path / "logs" / "mlm_tiny").iterdir()
+    (tmp_path / "file").write_text("")
+    (tmp_path / "closed").mkdir()
+    real = os.access
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path).name != "closed" and real(path, mode))
+    for arguments, error in (
+        (["--resume", folder, "--seed", 1], "was started with seed = 0, not 1; leave that option out"),
+        (["--resume", folder, "--steps", 2], "was started with steps = 1, not 2; leave that option out"),
+        (["--runs", "file/runs"], "cannot write runs to file/runs: file is not a writable folder; choose"),
+        (
+            ["--runs", "closed/a/b"],
+            "closed/a/b: closed is not a writable folder; choose",
+        ),
+        (["--gradient-accumulation-steps", 1000], "too few for 1000 micro-batches; use a larger batch"),
+    ):
+        with pytest.raises(ValueError, match=error):
+            parse_options(mlm_tiny.Options, "mlm_tiny", "", [*map(str, arguments)])
 
 
 @pytest.mark.parametrize(

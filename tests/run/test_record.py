@@ -180,5 +180,12 @@ def test_a_record_names_the_commit_only_if_it_has_the_code(
         path.write_text("")
     module.with_name("new.py").unlink()
     assert origin()["commit"] == commit
+    # Git sets such a variable for its hooks.
+    other = tmp_path / "other"
+    other.mkdir()
+    subprocess.run(["git", "init", "--quiet"], cwd=other, check=True)
+    with monkeypatch.context() as patch:
+        patch.setenv("GIT_DIR", str(other / ".git"))
+        assert origin()["commit"] == commit
     monkeypatch.setenv("PATH", "")
     assert origin()["commit"] is None

@@ -27,6 +27,9 @@ def probe_loss(m: Any) -> Iterator[tuple[str, Any]]:
     yield "the loss with a single label", m.masked_lm_loss(logits[:2], labels[:2])
     empty = m.masked_lm_loss(logits.clone().requires_grad_(), none)
     yield "whether the loss without any label has a gradient", empty.requires_grad
+    inputs = logits.clone().requires_grad_()
+    loss = m.masked_lm_loss(inputs, none)
+    yield "the gradient of the loss without any label", gradients(loss, {"logits": inputs})
     whole = torch.tensor(2)
     yield (
         "the sum of the losses of two micro-batches",

@@ -152,6 +152,9 @@ def probe_loss(m: Any) -> Iterator[tuple[str, Any]]:
     yield "the loss without any label", m.next_sentence_loss(logits, torch.full((4,), -100))
     empty = m.next_sentence_loss(logits.clone().requires_grad_(), torch.full((4,), -100))
     yield "whether the loss without any label has a gradient", empty.requires_grad
+    inputs = logits.clone().requires_grad_()
+    loss = m.next_sentence_loss(inputs, torch.full((4,), -100))
+    yield "the gradient of the loss without any label", gradients(loss, {"logits": inputs})
     yield "the loss of a micro-batch", m.next_sentence_loss(logits, labels, torch.tensor(12))
     yield "the loss of bfloat16 logits", m.next_sentence_loss(logits.bfloat16(), labels)
 
