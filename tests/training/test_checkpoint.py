@@ -178,6 +178,30 @@ def test_a_number_that_cannot_be_right_is_refused(tmp_path: Path, key: str, valu
 
 
 @pytest.mark.parametrize(
+    ("name", "largest"),
+    [("_growth_tracker", 2**31 - 1), ("scale", 2**53 - 1), ("growth_interval", 2**53 - 1)],
+)
+def test_the_numbers_of_the_gradient_scaler_have_limits(tmp_path: Path, name: str, largest: int) -> None:
+    for value in (0, 1.5, largest, -1, largest + 1, float("nan"), True, None):
+        scaler = {**SCALER_STATE, name: value}
+        state = {"step": 3, "seconds": 1.5, "configuration": {}, "scaler": scaler}
+        write_tensors(tmp_path / CHECKPOINT, {}, {"about": json.dumps(state)})
+        if value in (0, 1.5, largest):
+            assert load_checkpoint(tmp_path)[0]["scaler"] == scaler
+            continue
+        with pytest.raises(ValueError, match=f"{name} of the gradient scaler is out of range"):
+            load_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["experiment", "corpus"])
+def test_a_name_in_the_configuration_is_a_string(tmp_path: Path, name: str) -> None:
+    state = {"step": 3, "seconds": 1.5, "configuration": {name: 7}}
+    write_tensors(tmp_path / CHECKPOINT, {}, {"about": json.dumps(state)})
+    with pytest.raises(ValueError, match=f"is damaged .{name} is not a string.; start a new run"):
+        load_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize(
     ("step", "scaler", "lacking", "resumes"),
     [
         (0, {}, "optimizer.", True),
