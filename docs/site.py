@@ -89,6 +89,7 @@ SITE = Site(
     unsearched=(
         "docs/live/",
         "experiments/acceptability",
+        "experiments/attention_map",
         "experiments/claims/",
         "experiments/compare_continued",
         "experiments/continue_pretraining",
@@ -97,6 +98,7 @@ SITE = Site(
         "experiments/parameters/",
         "experiments/retrieval",
         "experiments/speed/",
+        "labml_bert/__init__",
         "labml_bert/backbone",
         "labml_bert/checks",
         "labml_bert/course/",

@@ -240,7 +240,7 @@ def read_curves(run_path: Path) -> dict[str, list[tuple[int, float]]]:
 
 
 def check_new_tokens(corpus: Corpus, old_corpus: Corpus) -> None:
-    """Raises `ValueError` if the held-out text has none of the new tokens, before minutes of pretraining."""
+    """Raises `ValueError` if the held-out text has none of the new tokens."""
     tokenizer = wordpiece_tokenizer(old_corpus.train, PRETRAINING["vocab_size"], lowercase=False)
     words = frequent_split_words(tokenizer, corpus.train, NEW_TOKENS)
     find_occurrences(add_tokens(tokenizer, words), corpus.valid, words, 1)

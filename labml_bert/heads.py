@@ -73,7 +73,7 @@ class BertForFineTuning(BertPreTrainedModel):
 
     @property
     def extra_config(self) -> dict[str, Any]:
-        """The dropout probability of the head, if it's not that of the encoder."""
+        """The dropout probability, if it isn't the encoder's."""
         p = getattr(self, "dropout", nn.Dropout(self.config.hidden_dropout_prob)).p
         return {} if p == self.config.hidden_dropout_prob else {"classifier_dropout": p}
 

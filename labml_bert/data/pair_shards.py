@@ -93,7 +93,8 @@ def shard_fingerprint(settings: str, number: int, texts: list[str]) -> str:
     """
     digest = hashlib.sha256(f"{settings}\0{number}".encode())
     for text in texts:
-        digest.update(b"\0" + text.encode())
+        # With the lengths, texts that contain NUL can't be confused.
+        digest.update(f"\0{len(text)}\0{text}".encode())
     return digest.hexdigest()
 
 

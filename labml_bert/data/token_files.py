@@ -254,10 +254,10 @@ class TokenizedCorpus:
     train_file: Path
     """The file with the training ids."""
     train_state: tuple[int, int] | None
-    """What `file_state` returned for this file before its ids were checked."""
+    """Its `file_state` before the ids were checked."""
 
     def has_changed(self) -> bool:
-        """Whether another program has written the file of the training ids, which is read during training."""
+        """Whether another program has written the training ids."""
         return file_state(self.train_file) != self.train_state
 
     def check_tokenizer(self, tokenizer: Tokenizer) -> None:

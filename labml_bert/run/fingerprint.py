@@ -64,7 +64,7 @@ def take_fingerprint(
 
     Runs `main` for a few steps, silently and in a temporary folder. Returns the number of `steps`, the
     `losses` in nats, the `evaluation` after the last step, the processor and versions, and the sha256 of each
-    of the `inputs`, such as the text, named as in the configuration."""
+    of the `inputs`, such as the text."""
     losses: list[float] = []
     evaluation: dict[str, float] = {}
 

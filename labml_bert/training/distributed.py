@@ -26,8 +26,8 @@ Apart from rounding and dropout, a step shouldn't depend on the number of proces
 To save memory, set `gradient_accumulation_steps`. Each process then divides its rows again, into that many
 micro-batches. The losses and gradients of the micro-batches add up like those of the processes.
 
-Only rank zero evaluates, saves the run and prints, but any process can print the error that ends a run.
-During training, the other processes wait while rank zero evaluates, saves or prints.
+Only rank zero evaluates, saves the run and prints, while the other processes wait. But any process can print
+the error that ends a run.
 """
 
 import contextlib

@@ -39,6 +39,7 @@ from labml_bert.data.pair_shards import (
     has_valid_checksums,
     is_foreign,
     read_metadata,
+    shard_fingerprint,
 )
 from labml_bert.data.paired_text import PairedText
 from labml_bert.data.sentences import split_sentences
@@ -614,6 +615,12 @@ def test_after_a_change_of_the_code_the_pairs_are_made_again(
     monkeypatch.setattr(source, "__file__", str(copy))
     build_small_dataset(tmp_path)
     assert part.stat().st_ino != before
+
+
+def test_documents_with_nul_have_fingerprints_of_their_own() -> None:
+    texts = [["a\0b", "c"], ["a", "b\0c"], ["a", "b", "c"], ["a\0b\0c"], ["a\0001\0b", "c"]]
+    assert len({shard_fingerprint("{}", 0, text) for text in texts}) == len(texts)
+    assert shard_fingerprint("{}", 1, texts[0]) != shard_fingerprint("{}", 0, texts[0])
 
 
 def test_a_rebuild_deletes_nothing_through_a_link(tmp_path: Path) -> None:
