@@ -231,6 +231,9 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--record", type=Path, metavar="FILE", help="write the result as JSON")
     options = parser.parse_args(argv)
     check_range(options, "sentences")
+    # Python's generator ignores the sign of its seed.
+    if options.seed < 0:
+        raise ValueError(f"seed is {options.seed}; it must be at least 0")
     run_path = options.run or newest_run(Path("logs"))
     if options.record is not None:
         check_record(options.record, "acceptability")

@@ -48,7 +48,7 @@ from labml_bert.modern_folder import save_pretrained
 from labml_bert.new_tokens import add_tokens, frequent_split_words
 from labml_bert.run.experiment import Run
 from labml_bert.run.fingerprint import Fingerprint, load_script, take_fingerprint
-from labml_bert.run.options import RunOptions, parse
+from labml_bert.run.options import RunOptions, check_outputs, parse
 from labml_bert.run.record import check_range, check_record, describe_run, finish
 from labml_bert.run.terminal import exit_on_bad_input
 from labml_bert.stdout import console
@@ -358,6 +358,7 @@ def main(argv: list[str] | None = None) -> None:
     with exit_on_bad_input():
         check_range(options, "seeds", "pretraining_steps", "steps")
         check_single_process()
+        check_outputs(options)
         if options.record is not None:
             check_record(options.record, "compare_continued")
         device = choose_device(options.device)

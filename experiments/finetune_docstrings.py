@@ -75,6 +75,7 @@ EPOCHS = 4
 MAX_LENGTH = {"package": 48, "summary": 64}
 # To save time, we search for the learning rate with at most this many labels.
 MAX_TUNING_LABELS = 1000
+FEWEST_LABELS = 5
 
 
 @dataclass(frozen=True)
@@ -194,8 +195,8 @@ def main(argv: list[str] | None = None) -> None:
         if options.record is not None:
             check_record(options.record, "finetune_docstrings")
         check_range(options, "seeds", "steps")
-        check_label_counts("labels", options.labels)
-        check_label_counts("pairs", [options.pairs])
+        check_label_counts("labels", options.labels, FEWEST_LABELS)
+        check_label_counts("pairs", [options.pairs], FEWEST_LABELS)
         device, steps = choose_device(options.device), options.steps
         folder = options.model or find_newest_model(Path("logs"))
         backbone = load_backbone(folder, device)
@@ -205,9 +206,10 @@ def main(argv: list[str] | None = None) -> None:
         # Before the training starts, check that the pretrained weights fit.
         model = build_classifier(backbone, package.labels, PRETRAINED)
         work = [
-            (package, parse_label_count(word, "package", len(package.train), 5)) for word in options.labels
+            (package, parse_label_count(word, "package", len(package.train), FEWEST_LABELS))
+            for word in options.labels
         ]
-        work.append((summary, parse_label_count(options.pairs, "summary", len(summary.train), 5)))
+        work.append((summary, parse_label_count(options.pairs, "summary", len(summary.train), FEWEST_LABELS)))
 
         sizes = {t.name: f"{len(t.train):,} training and {len(t.test):,} test texts" for t in tasks}
         parameters = sum(p.numel() for p in model.parameters())

@@ -169,8 +169,11 @@ def random_backbone(sizes: dict[str, Any]) -> Backbone:
     return Backbone(Path(), config, tokenizer, {}, torch.device("cpu"))
 
 
-def check_label_counts(option: str, words: Iterable[str]) -> None:
-    """Raises `ValueError` if a word after `option` is neither a number nor `all`, or if two are equal."""
+def check_label_counts(option: str, words: Iterable[str], least: int) -> None:
+    """
+    Raises `ValueError` if a word after `option` is neither `all` nor a number from `least` on, or if two are
+    equal.
+    """
     words = [*words]
     for word in words:
         if words.count(word) > 1:
@@ -178,6 +181,8 @@ def check_label_counts(option: str, words: Iterable[str]) -> None:
         # Python refuses to read thousands of digits.
         if word != "all" and not (word.isdecimal() and len(word) < 10):
             raise ValueError(f"--{option} is {word!r}; use a number, or all")
+        if word != "all" and int(word) < least:
+            raise ValueError(f"--{option} is {word}; it must be at least {least}")
 
 
 def parse_label_count(word: str, name: str, most: int, least: int) -> int:

@@ -84,6 +84,7 @@ Model = BertForTokenClassification | BertForQuestionAnswering
 MAX_LENGTH = 64
 # With more labels, choosing the hyperparameter would take longer than the training itself.
 MAX_TUNING_LABELS = 1000
+FEWEST_LABELS = 20
 
 
 @dataclass(frozen=True)
@@ -288,7 +289,7 @@ def main(argv: list[str] | None = None) -> None:
     if options.record is not None:
         check_record(options.record, "parameters/finetune_parameters")
     check_range(options, "seeds", "steps")
-    check_label_counts("labels", options.labels)
+    check_label_counts("labels", options.labels, FEWEST_LABELS)
     device = choose_device(options.device)
     folder = options.model or find_newest_model(Path("logs"))
     backbone = load_backbone(folder, device)
@@ -298,7 +299,10 @@ def main(argv: list[str] | None = None) -> None:
     with console.status("reading the docstrings"):
         train_functions, test_functions = read_functions()
         tests = {task: make_items(task, backbone.tokenizer, test_functions, longest) for task in TASKS}
-    sizes = [parse_label_count(word, "the training set", len(train_functions), 20) for word in options.labels]
+    sizes = [
+        parse_label_count(word, "the training set", len(train_functions), FEWEST_LABELS)
+        for word in options.labels
+    ]
     with console.status("choosing the labeled docstrings"):
         train_items = {
             (task, count, seed): make_items(

@@ -193,8 +193,9 @@ def check_folder(folder: Path) -> None:
     parts = [name for name in names if fnmatch.fnmatch(name, "part-*.parquet")]
     # If there is a manifest, a damaged part is probably ours.
     foreign = [name for name in parts if is_foreign(folder / name, MANIFEST not in names)]
-    # A build writes its first part before these files, so without any part they aren't ours.
-    foreign += [name for name in names if name in (*TOKENIZER_FILES, SUMS, MANIFEST) and not parts]
+    # A build writes its first part before these files, so without a part or a manifest they aren't ours.
+    if not parts and not manifest_hashes(folder):
+        foreign += [name for name in names if name in (*TOKENIZER_FILES, SUMS, MANIFEST)]
     if foreign:
         raise ValueError(
             f"{folder / foreign[0]} is not from an earlier build; choose another folder, or move it away"

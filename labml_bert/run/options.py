@@ -199,10 +199,7 @@ def check_options(options: RunOptions) -> None:
 
     Raises `ValueError` if a value is out of range, or if the sizes don't fit together.
     """
-    texts = {options.corpus, getattr(options, "old_corpus", "")} - {*NAMES, ""}
-    for text, name in product(sorted(texts), ("record",) if options.resume else ("record", "runs")):
-        if path := getattr(options, name):
-            check_not_among(Path(text), path, f"--{name}")
+    check_outputs(options, ("record",) if options.resume else ("record", "runs"))
     folder = options.runs
     while not os.path.exists(folder) and folder != folder.parent:
         folder = folder.parent
@@ -226,6 +223,14 @@ def check_options(options: RunOptions) -> None:
         longest = parse_schedule(schedule)[-1].length
         check_longest(longest, options.batch_tokens, sizes.get("max_position_embeddings"))  # type: ignore[attr-defined]
         check_micro_batches(options, options.batch_tokens)  # type: ignore[attr-defined]
+
+
+def check_outputs(options: Any, names: Sequence[str] = ("record", "runs")) -> None:
+    """Raises `ValueError` if one of the outputs called `names` would be among the texts of `options`."""
+    texts = {options.corpus, getattr(options, "old_corpus", "")} - {*NAMES, ""}
+    for text, name in product(sorted(texts), names):
+        if path := getattr(options, name):
+            check_not_among(Path(text), path, f"--{name}")
 
 
 def restore_options(

@@ -617,6 +617,16 @@ def test_after_a_change_of_the_code_the_pairs_are_made_again(
     assert part.stat().st_ino != before
 
 
+def test_a_folder_without_its_only_part_is_rebuilt(tmp_path: Path, wordpiece: Tokenizer) -> None:
+    documents = ["the cat sees the dog. it likes the bird. the end."] * 4
+    manifest = build_dataset(documents, wordpiece, tmp_path, DatasetArguments(max_length=32), processes=1)
+    (tmp_path / "part-00000.parquet").unlink()
+    with pytest.raises(ValueError, match="build it again with build_dataset"):
+        open_dataset(tmp_path)
+    again = build_dataset(documents, wordpiece, tmp_path, DatasetArguments(max_length=32), processes=1)
+    assert again == manifest and len(open_dataset(tmp_path)) == manifest["rows"]
+
+
 def test_documents_with_nul_have_fingerprints_of_their_own() -> None:
     texts = [["a\0b", "c"], ["a", "b\0c"], ["a", "b", "c"], ["a\0b\0c"], ["a\0001\0b", "c"]]
     assert len({shard_fingerprint("{}", 0, text) for text in texts}) == len(texts)

@@ -25,6 +25,7 @@ from tests.support.tiny_run import assert_fails
 SCRIPT = Path(__file__).parents[2] / "experiments" / "compare_continued.py"
 script = runpy.run_path(str(SCRIPT))
 main, find_occurrences, predict_words = (script[n] for n in ("main", "find_occurrences", "predict_words"))
+TEXTS = Path(__file__).parents[2] / "docs" / "pages"
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
@@ -201,6 +202,8 @@ def test_a_text_without_new_tokens_is_refused_before_the_pretraining(
         (["--corpus=nothing"], "no corpus or file is called 'nothing'"),
         (["--record=no/folder/record.json"], "cannot write"),
         (["--device=tpu"], "device 'tpu' is not available here"),
+        ([f"--corpus={TEXTS}", f"--runs={TEXTS}"], "among the texts; choose another path with --runs"),
+        ([f"--old-corpus={TEXTS}", f"--record={TEXTS}/r.json"], "choose another path with --record"),
     ],
 )
 def test_bad_input_gets_one_line_and_exit_code_2(

@@ -94,7 +94,7 @@ BAD_INPUT = {
     "damaged weights": ([], lambda model: (model / "model.safetensors").write_bytes(b"\0"), "damaged"),
     "more labels than texts": (["--labels", "100", "999999"], None, "999999 labels for package; it has"),
     "more pairs than texts": (["--pairs", "999999"], None, "999999 labels for summary; it has"),
-    "too few labels": (["--labels", "4"], None, "choose from 5"),
+    "too few labels": (["--labels", "4"], None, "--labels is 4; it must be at least 5"),
     "labels that are not a number": (["--labels", "many"], None, "--labels is 'many'; use a number, or all"),
     "a fraction of pairs": (["--pairs", "1.5"], None, "--pairs is '1.5'; use a number, or all"),
     "a number of labels with many digits": (["--labels", "9" * 5000], None, "--labels is '9"),

@@ -217,7 +217,7 @@ def test_the_command_and_its_record(
     ("arguments", "message"),
     [
         (["--labels"], "--labels has no value; write one"),
-        (["--labels", "10"], "10 labels for the training set; it has 60, so choose from 20 to 60"),
+        (["--labels", "10"], "--labels is 10; it must be at least 20"),
         (["--labels", "61"], "61 labels for the training set; it has 60"),
         (["--labels", "few"], "--labels is 'few'; use a number, or all"),
         (["--labels", "20", "20"], "--labels has '20' twice; leave one out"),
