@@ -19,6 +19,7 @@ from labml_bert.bert import (
     Dropout,
     cast_once,
     init_weights,
+    is_plain,
     written_out_is_faster,
 )
 from labml_bert.mlm import IGNORE, MaskedLM, masked_lm_positions
@@ -392,6 +393,9 @@ def test_every_linear_layer_is_called_if_it_does_more_than_a_matmul() -> None:
     expected = model(ids).last_hidden_state
     names = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
     assert len(names) == 1 + 6 * config.num_hidden_layers
+
+    # Without hooks, they share one matmul.
+    assert all(is_plain(model.get_submodule(name)) for name in names)
 
     called: list[str] = []
     for register in ("register_forward_pre_hook", "register_forward_hook", "register_full_backward_hook"):
