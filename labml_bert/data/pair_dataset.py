@@ -40,6 +40,7 @@ from labml_bert import mlm, nsp
 from labml_bert.checksums import (
     SUMS,
     are_as_listed,
+    file_state,
     list_files,
     parse_json,
     read_checked,
@@ -322,13 +323,26 @@ def open_dataset(folder: Path, fingerprint: str | None = None) -> "Dataset":
     Raises `ValueError` if there is no data set, if it's incomplete, if a file has changed since it was built,
     if the data set has a different fingerprint, or if `check_name` does.
     """
+
+    manifest_file = folder / MANIFEST
+
+    def state() -> object:
+        # A build that keeps all parts writes the same manifest again.
+        parts = sorted(folder.glob("part-*.parquet"))
+        return manifest_file.is_file() and manifest_file.read_bytes(), [(p, file_state(p)) for p in parts]
+
+    def check_state() -> None:
+        if state() != before:
+            shutil.rmtree(arrow, ignore_errors=True)
+            raise ValueError(f"the files in {folder} were replaced while they were read; try again") from None
+
     check_name(folder)
-    path = folder / MANIFEST
+    before = state()
     remedy = "build it again with build_dataset, which keeps the intact files"
-    if not path.is_file():
+    if not manifest_file.is_file():
         raise ValueError(f"there is no finished dataset at {folder} (no {MANIFEST}); {remedy}")
     try:
-        manifest = parse_json(read_checked(path))
+        manifest = parse_json(read_checked(manifest_file))
         parts, digest = manifest["parts"], manifest["fingerprint"]
         fingerprints = "".join(part["fingerprint"] for part in parts)
         matches = (
@@ -363,6 +377,7 @@ def open_dataset(folder: Path, fingerprint: str | None = None) -> "Dataset":
             if len(dataset) != sum(part["rows"] for part in parts):
                 raise ValueError("its rows are not those of the files")
         except Exception as error:  # Each kind of damage raises a different error.
+            check_state()
             for cause in (error, error.__cause__):
                 # Before it unpacks a file, `datasets` checks the free space itself.
                 is_full = getattr(cause, "errno", None) == errno.ENOSPC or "disk space" in str(cause)
@@ -371,6 +386,7 @@ def open_dataset(folder: Path, fingerprint: str | None = None) -> "Dataset":
             raise ValueError(
                 f"a file in {folder} is damaged ({type(error).__name__}); remove it and build it again"
             ) from None
+        check_state()
         # If the folder has been copied, `datasets` has unpacked the files again, next to the old copy.
         if not is_intact or len(unpacked_files(arrow)) != len(read_sums(arrow)):
             list_files(arrow, unpacked_files(arrow))

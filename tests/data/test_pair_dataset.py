@@ -18,6 +18,7 @@ from types import ModuleType
 from typing import Any
 from unittest import mock
 
+import datasets
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -762,6 +763,29 @@ def test_two_builds_in_one_folder_wait_for_each_other(tmp_path: Path) -> None:
         assert second_build.is_alive() and not list(tmp_path.glob("part-*"))
     second_build.join()
     assert len(open_dataset(tmp_path)) > 0
+
+
+def test_a_build_while_the_parts_are_read_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise, the rows would be those of the other data set."""
+    build_small_dataset(tmp_path)
+    fingerprint = json.loads((tmp_path / "manifest.json").read_text())["fingerprint"]
+    read = datasets.Dataset.from_parquet
+    is_same = True
+
+    def build_and_read(*arguments: Any, **options: Any) -> Any:
+        build_small_dataset(tmp_path, dupe_factor=1 if is_same else 2)
+        return read(*arguments, **options)
+
+    monkeypatch.setattr(datasets.Dataset, "from_parquet", build_and_read)
+    count = len(open_dataset(tmp_path, fingerprint))
+    is_same = False
+    with pytest.raises(ValueError, match="were replaced while they were read; try again"):
+        open_dataset(tmp_path, fingerprint)
+    monkeypatch.undo()
+    with pytest.raises(ValueError, match="build it again"):
+        open_dataset(tmp_path, fingerprint)
+    build_small_dataset(tmp_path)
+    assert len(open_dataset(tmp_path, fingerprint)) == count
 
 
 def test_no_copy_is_unpacked_through_a_link(tmp_path: Path) -> None:
