@@ -100,6 +100,16 @@ WRONG = [
     ("mlm.py:TokenMasker.__call__", RANDOM, f"{RANDOM}[:, :1].expand_as(draw)"),
     ("mlm.py:TokenMasker.__call__", RANDOM, f"{RANDOM}[:1].expand_as(draw)"),
     ("bert.py:BertSelfAttention.forward", "self.dropout.p if self", "0.1 if self"),
+    ("bert.py:BertSelfAttention.forward", "self.dropout.p if self.training else 0.0", "self.dropout.p"),
+    ("training/optimization.py:block_matrices", "p.dim() == 2", "p.dim() >= 2"),
+    (
+        "training/optimization.py:parameter_groups",
+        """p.dim() <= 1]
+    assert {id(p) for p in matrices} | {id(p) for p in vectors} == {id(p) for p in parameters}
+    assert len(matrices) + len(vectors) == len(parameters)
+""",
+        "p.dim() == 1]\n",
+    ),
     ("bert.py:BertSelfAttention.forward", "self.dropout.p if self", "1 - self.dropout.p if self"),
     (
         "bert.py:BertSelfAttention.forward",

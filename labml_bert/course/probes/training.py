@@ -71,6 +71,15 @@ class Small(nn.Module):
         self.head.bias.requires_grad_(False)
 
 
+class Unusual(Small):
+    """It also has a scalar parameter, and in a block, one with three dimensions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(1.0))
+        self.layers[0].kernel = nn.Parameter(torch.zeros(2, 2, 2))
+
+
 def names_of(model: nn.Module, parameters: list[nn.Parameter]) -> list[str]:
     """The sorted names of parameters, in which a parameter can occur twice."""
     names = {id(p): name for name, p in model.named_parameters()}
@@ -86,11 +95,18 @@ def probe_groups(m: Any) -> Iterator[tuple[str, Any]]:
             yield f"the parameters of the {name} group{words}", names_of(model, group["params"])
             yield f"the weight decay of the {name} group{words}", group["weight_decay"]
             yield f"has_decay of the {name} group{words}", group["has_decay"]
+    unusual = Unusual()
+    for name, group in zip(("first", "second"), m.parameter_groups(unusual, 0.1), strict=True):
+        words = "with parameters of none and of three dimensions"
+        yield f"the parameters of the {name} group, {words}", names_of(unusual, group["params"])
 
 
 def probe_matrices(m: Any) -> Iterator[tuple[str, Any]]:
     model = Small()
     yield "the names of the matrices", names_of(model, m.block_matrices(model))
+    unusual = Unusual()
+    matrices = names_of(unusual, m.block_matrices(unusual))
+    yield "the names of the matrices, with a parameter of three dimensions in a block", matrices
 
 
 def probe_set_learning_rate(m: Any) -> Iterator[tuple[str, Any]]:
