@@ -137,7 +137,7 @@ def choose_items(
             return usable
     raise ValueError(
         f"the held-out text has {len(usable)} plain sentences that fit the model, but sentences is "
-        f"{count}; use {'fewer or ' * bool(usable)}more text"
+        f"{count}; use {'fewer sentences, or ' * bool(usable)}more text"
     )
 
 

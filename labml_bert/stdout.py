@@ -170,7 +170,8 @@ class OneLineParser(ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Ends the program. All processes parse the same command line, so only rank zero prints the error."""
         kind, _, words = message.partition(": ")
-        if kind == "unrecognized arguments" and not words.startswith("-"):
+        has_texts = any(not action.option_strings for action in self._actions)
+        if kind == "unrecognized arguments" and not words.startswith("-") and has_texts:
             message += "; put the options before the texts"
         if not is_silent:
             print_error(f"{message}; see --help")

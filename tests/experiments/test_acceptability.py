@@ -155,6 +155,7 @@ def test_the_record(run_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixt
     [
         (["--sentences", "0"], "sentences is 0; it must be at least 1"),
         (["--seed", "-1"], "seed is -1; it must be at least 0"),
+        (["extra"], "unrecognized arguments: extra; see --help"),
         (["--sentences", "100000"], "plain sentences that fit the model, but sentences is 100000"),
         (["--run", "nowhere"], "there is no run at nowhere"),
         (["--corpus", "nothing"], "no corpus or file is called 'nothing'"),
