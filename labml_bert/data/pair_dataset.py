@@ -320,10 +320,9 @@ def open_dataset(folder: Path, fingerprint: str | None = None) -> "Dataset":
     unpacked copy. Checking a gigabyte takes a second or so. Nothing is downloaded. If you pass a
     `fingerprint`, the manifest must have the same one.
 
-    Raises `ValueError` if there is no data set, if it's incomplete, if a file has changed since it was built,
-    if the data set has a different fingerprint, or if `check_name` does.
+    Raises `ValueError` if there is no data set, if it's incomplete, if a file has changed since it was built
+    or is replaced meanwhile, if the data set has a different fingerprint, or if `check_name` does.
     """
-
     manifest_file = folder / MANIFEST
 
     def state() -> object:
