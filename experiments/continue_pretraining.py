@@ -29,7 +29,6 @@ import tyro
 from tokenizers import Tokenizer
 
 from labml_bert.backbone import load_run_state, text_has_changed
-from labml_bert.data.corpora import absolute_path
 from labml_bert.data.curriculum import length_at, parse_schedule, stage_ends
 from labml_bert.data.masked_text import MaskedText
 from labml_bert.data.token_files import load_text_or_tokens
@@ -42,7 +41,7 @@ from labml_bert.modern import ModernBertForMaskedLM
 from labml_bert.new_tokens import add_embeddings, add_tokens, read_words
 from labml_bert.run.experiment import Run
 from labml_bert.run.launch import launch
-from labml_bert.run.options import RunOptions
+from labml_bert.run.options import RunOptions, absolute_path
 from labml_bert.stdout import display_path, print_note
 from labml_bert.training.distributed import rank
 from labml_bert.training.evaluation import evaluate_masked_lm

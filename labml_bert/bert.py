@@ -380,8 +380,7 @@ class Dropout(nn.Dropout):
     Dropout sets each element to zero with probability $p$ and multiplies the others by $1 / (1 - p)$ to
     preserve the mean. On a CPU, `nn.Dropout` draws a random number for each element. But 16 random bits per
     element are enough, so we use one 64-bit draw for four elements. The actual probability then differs from
-    $p$ by at most $2^{-16}$. The scaling factor uses the actual probability, so the mean is still preserved.
-    """
+    $p$ by at most $2^{-16}$. The scaling factor uses the actual probability, so the mean stays the same."""
 
     def forward(self, x: Tensor) -> Tensor:
         """The input can have any shape, and the output has the same shape."""
@@ -401,14 +400,15 @@ def apply_all(layers: tuple[nn.Linear, ...], x: Tensor) -> tuple[Tensor, ...]:
     if not all(map(is_plain, layers)):
         return tuple(layer(x) for layer in layers)
     weight = torch.cat([layer.weight for layer in layers])
-    bias = torch.cat([layer.bias for layer in layers])
-    return F.linear(x, weight, bias).chunk(len(layers), dim=-1)
+    return F.linear(x, weight, torch.cat([layer.bias for layer in layers])).chunk(len(layers), dim=-1)
 
 
 def is_plain(layer: nn.Linear) -> bool:
     """Whether the layer does what `nn.Linear` does, and no more. LoRA and pruning, for example, do more."""
     hooks = (layer._forward_pre_hooks, layer._forward_hooks, layer._backward_pre_hooks, layer._backward_hooks)
-    return getattr(layer.forward, "__func__", None) is nn.Linear.forward and not any(hooks)
+    has_hook = any(hooks) or nn.modules.module._has_any_global_hook()
+    has_tensors = layer.bias is not None and type(layer.weight) in (Tensor, nn.Parameter)
+    return has_tensors and not has_hook and getattr(layer.forward, "__func__", None) is nn.Linear.forward
 
 
 def written_out_is_faster(q: Tensor, dropout_prob: float) -> bool:

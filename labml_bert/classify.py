@@ -374,18 +374,18 @@ def predict_command(options: argparse.Namespace) -> None:
         model = BertForSequenceClassification.from_pretrained(path)
         tokenizer = load_tokenizer(path / "tokenizer.json", model.config.vocab_size)
         settings = read_settings(path)
+    has_pair = options.pair is not None
+    if settings.get(PAIRS, has_pair) is not has_pair:
+        remedy = "leave out --pair" if has_pair else "add the second text with --pair"
+        kind = "single texts" if has_pair else "pairs of texts"
+        raise ValueError(f"the classifier in {options.model} was trained with {kind}; {remedy}")
     texts = options.texts or read_lines(read_standard_input())
     kind = "text" if options.texts else "line"
     for number, text in enumerate([*texts, *([options.pair] if options.pair is not None else [])], 1):
         name = f"{kind} {number:,}" if number <= len(texts) else "--pair"
         check_text(text, name)
         if not fold(text):
-            raise ValueError(f"{name} is empty; write some text, or leave it out")
-    has_pair = options.pair is not None
-    if settings.get(PAIRS, has_pair) is not has_pair:
-        remedy = "leave out --pair" if has_pair else "add the second text with --pair"
-        kind = "single texts" if has_pair else "pairs of texts"
-        raise ValueError(f"the classifier in {options.model} was trained with {kind}; {remedy}")
+            raise ValueError(f"{name} is empty; write some text" + ", or leave it out" * (name != "--pair"))
     if has_pair and model.config.type_vocab_size < 2:
         raise ValueError(f"the model in {options.model} has one token type; leave out --pair, or use another")
     max_length = read_max_length(settings, model.config.max_position_embeddings)

@@ -62,7 +62,8 @@ def partial_path(path: Path) -> Path:
 @contextlib.contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
     """
-    Yields a temporary path to write to. Then renames the file to `path`, or deletes it after an error.
+    Yields a temporary path to write to. Then renames the file to `path`, or deletes it after an error. If
+    there is a file at `path` already, the new one gets its permissions.
 
     Raises `OSError` if the file can't be flushed or renamed.
     """
@@ -75,6 +76,9 @@ def whole_file(path: Path) -> Iterator[Path]:
             # Windows can't flush a file that is open only for reading.
             with open(part, "rb+") as file:
                 os.fsync(file.fileno())
+            # Several users may share a folder.
+            with contextlib.suppress(OSError):
+                part.chmod(path.stat().st_mode & 0o777)
             os.replace(part, path)
         finally:
             # After a rename, there is nothing to delete, unless both names were hard links to the same file.

@@ -43,9 +43,10 @@ CHARTS = {
     "tokens_per_second": "tokens per second",
 }
 # The comparison leaves out these options. The table has columns for the steps and the time, only runs of the
-# same experiment are compared, and the others usually follow from options that are compared.
-HASHES = {"corpus_sha256", "old_corpus_sha256", "start_sha256"}
-NOT_COMPARED = {"experiment", "model", "steps", "minutes", *HASHES}
+# same experiment are compared, and the model usually follows from options that are compared.
+NOT_COMPARED = {"experiment", "model", "steps", "minutes"}
+# Hashes of what an option names. They are compared only between runs with the same value of that option.
+HASHES = {"corpus_sha256": "corpus", "old_corpus_sha256": "old_corpus", "start_sha256": "from_"}
 # A file that starts differently isn't a page of ours, so we don't overwrite it.
 PAGE_START = '<!doctype html><html lang="en"><meta charset="utf-8"><title>Runs</title>'
 # The size of a chart and its margin on the left, in units of the SVG.
@@ -120,20 +121,24 @@ def find_runs(paths: Sequence[Path]) -> list[RunFolder]:
 
 
 def differences(runs: Sequence[RunFolder]) -> list[dict[str, Any]]:
-    """Returns, for each run, the options whose values differ between the runs of the same experiment."""
-    rows = []
-    for run in runs:
-        experiment = run.configuration.get("experiment")
-        others = [r for r in runs if r.configuration.get("experiment") == experiment]
-        names = [name for name in run.configuration if name not in NOT_COMPARED]
-        rows.append(
-            {
-                name: run.configuration[name]
-                for name in names
-                if any(other.configuration.get(name) != run.configuration[name] for other in others)
-            }
-        )
-    return rows
+    """
+    Returns, for each run, the options whose values differ between the runs of the same experiment. If two of
+    these runs read different texts from the same path, the beginnings of the texts' sha256 are returned too.
+    """
+
+    def differs(name: str, run: RunFolder, other: RunFolder) -> bool:
+        names = (name, "experiment", *([HASHES[name]] if name in HASHES else []))
+        is_equal, *are_comparable = (other.configuration.get(n) == run.configuration.get(n) for n in names)
+        return not is_equal and all(are_comparable)
+
+    return [
+        {
+            name: str(value)[:8] if name in HASHES else value
+            for name, value in run.configuration.items()
+            if name not in NOT_COMPARED and any(differs(name, run, other) for other in runs)
+        }
+        for run in runs
+    ]
 
 
 def print_runs(runs: Sequence[RunFolder]) -> None:

@@ -385,6 +385,10 @@ class LinearWithLoRA(nn.Linear):
         return super().forward(x) + x[..., :1]
 
 
+class QuantizedWeight(torch.Tensor):
+    """Like the weights of `torchao`, which no concatenation accepts."""
+
+
 def test_every_linear_layer_is_called_if_it_does_more_than_a_matmul() -> None:
     """One matmul for query, key and value would silently ignore LoRA, pruning and hooks."""
     torch.manual_seed(0)
@@ -411,6 +415,12 @@ def test_every_linear_layer_is_called_if_it_does_more_than_a_matmul() -> None:
         for handle in handles:
             handle.remove()
 
+    calls: list[nn.Module] = []
+    handle = nn.modules.module.register_module_forward_hook(lambda module, *_: calls.append(module))
+    model(ids)
+    handle.remove()
+    assert sum(isinstance(module, nn.Linear) for module in calls) == len(names)
+
     def output_with(change: Callable[[nn.Linear], nn.Linear | None], name: str) -> torch.Tensor:
         other = copy.deepcopy(model)
         parent, _, last = name.rpartition(".")
@@ -432,8 +442,16 @@ def test_every_linear_layer_is_called_if_it_does_more_than_a_matmul() -> None:
         new.load_state_dict(layer.state_dict())
         return new
 
+    def remove_bias(layer: nn.Linear) -> nn.Linear:
+        return nn.Linear(layer.in_features, layer.out_features, bias=False)
+
+    assert not is_plain(remove_bias(nn.Linear(2, 2)))
+    quantized = nn.Linear(2, 2)
+    quantized.weight = nn.Parameter(quantized.weight.detach().as_subclass(QuantizedWeight))
+    assert is_plain(nn.Linear(2, 2)) and not is_plain(quantized)
+
     for name in names[:3]:
-        for change in (prune_half, patch_forward, add_lora):
+        for change in (remove_bias, prune_half, patch_forward, add_lora):
             assert not torch.allclose(output_with(change, name), expected, atol=1e-6), (name, change)
 
 

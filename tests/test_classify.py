@@ -691,6 +691,9 @@ def test_a_model_with_one_token_type_predicts_no_pairs(
     save_tokenizer(tokenizer, tmp_path)
     message = "has one token type; leave out --pair"
     assert_fails(tmp_path, ["predict", str(tmp_path), "one", "--pair", "two"], message, capsys)
+    # A classifier of pairs needs the second text, so leaving it out is no remedy.
+    message = "error: --pair is empty; write some text\n"
+    assert_fails(tmp_path, ["predict", str(tmp_path), "one", "--pair", ""], message, capsys)
     classify.main(["predict", str(tmp_path), "one"])
 
 

@@ -541,3 +541,17 @@ def test_a_lock_never_follows_a_symbolic_link(tmp_path: Path) -> None:
         with pytest.raises(OSError, match=r"lock is not ours, because it is not empty; move it"):
             locked(tmp_path)
         assert (tmp_path / ".lock").read_text() == "kept"
+
+
+def test_a_new_version_of_a_file_keeps_its_permissions(tmp_path: Path) -> None:
+    """Several users may share a folder, and the umask of one must not lock out the others."""
+    path = tmp_path / "file"
+    before = os.umask(0o077)
+    try:
+        write_whole(path, "first")
+        assert path.stat().st_mode & 0o777 == 0o600
+        path.chmod(0o664)
+        write_whole(path, "second")
+    finally:
+        os.umask(before)
+    assert path.read_text() == "second\n" and path.stat().st_mode & 0o777 == 0o664

@@ -68,6 +68,16 @@ def test_only_options_that_differ_within_an_experiment_are_listed(logs: Path) ->
     assert differences(find_runs([logs])) == [{"seed": 1}, {}, {"seed": 0}]
 
 
+def test_another_text_at_the_same_path_is_listed(tmp_path: Path) -> None:
+    for name, corpus, digest in (("1", "a", "1" * 64), ("2", "a", "2" * 64), ("3", "b", "3" * 64)):
+        make_run(tmp_path / name, int(name), 3.5, corpus=corpus, corpus_sha256=digest)
+    assert differences(find_runs([tmp_path])) == [
+        {"corpus": "a", "corpus_sha256": "11111111"},
+        {"corpus": "a", "corpus_sha256": "22222222"},
+        {"corpus": "b"},
+    ]
+
+
 def test_the_list(logs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     main([])
     lines = capsys.readouterr().out.splitlines()

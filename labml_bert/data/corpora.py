@@ -49,13 +49,10 @@ WIKITEXT = {"wikitext-2": "wikitext-2-raw-v1", "wikitext-103": "wikitext-103-raw
 NAMES = ("python-docs", "python-source", "tiny-shakespeare", *WIKITEXT)
 
 
-def absolute_path(name: str) -> str:
-    """
-    Returns the absolute path of a file or folder, so that a run can be resumed from a different working
-    directory. If `name` is one of `NAMES`, or if no such path exists, returns `name` unchanged.
-    """
-    # `abspath` would remove `link/..`, but the system goes to the folder above the target of the link.
-    return str(Path.cwd() / name) if name not in NAMES and os.path.exists(name) else name
+def corpus_name(path: Path) -> str:
+    """The name of a file or folder, or with `./` in front if a built-in corpus has that name."""
+    name = decode_file_name(path.name)
+    return f"./{name}" if name in NAMES else name
 
 
 @dataclass(frozen=True)
@@ -127,7 +124,7 @@ def load_corpus(name: str) -> Corpus:
             raise ValueError(f"two file names in {name} are alike in UTF-8; rename one that is not UTF-8")
         if not any(text.strip() for text in documents.values()):
             raise ValueError(f"all files in {name} are empty; put text into them")
-        return split_documents(decode_file_name(path.name), documents)
+        return split_documents(corpus_name(path), documents)
     if not name.strip() or not path.exists():
         raise ValueError(
             f"no corpus or file is called {name!r}; use a file, a folder, or one of {', '.join(NAMES)}"
@@ -137,7 +134,7 @@ def load_corpus(name: str) -> Corpus:
         raise ValueError(f"{name} is empty; use a file with text")
     # If the file is a copy of Tiny Shakespeare, the corpus gets that name, whatever the file is called.
     is_known = hashlib.sha256(text.encode()).hexdigest() == TINY_SHAKESPEARE_SHA256
-    display_name = "tiny-shakespeare" if is_known else decode_file_name(path.name)
+    display_name = "tiny-shakespeare" if is_known else corpus_name(path)
     return split_documents(display_name, {display_name: text})
 
 

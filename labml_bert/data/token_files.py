@@ -32,7 +32,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from labml_bert.checksums import decode_line, encode_line, file_state, reading
-from labml_bert.data.corpora import BLOCKS, NAMES, Corpus, decode_file_name, load_corpus
+from labml_bert.data.corpora import BLOCKS, NAMES, Corpus, corpus_name, load_corpus
 from labml_bert.data.text_files import Chunk, ReadChunks
 from labml_bert.data.tokenizers import SPECIAL_TOKENS, encode_texts, load_tokenizer, split_lines
 from labml_bert.files import (
@@ -349,7 +349,7 @@ def read_token_files(folder: Path) -> TokenizedCorpus:
     train_ids = read_ids(folder / TRAIN, tokens[0], tokenizer)
     valid_ids = read_ids(folder / VALID, tokens[1], tokenizer).long()
     return TokenizedCorpus(
-        decode_file_name(folder.resolve().name),
+        corpus_name(folder.resolve()),
         tokenizer,
         train_ids,
         valid_ids,

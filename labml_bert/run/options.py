@@ -29,7 +29,7 @@ from labml_bert.checks import (
     check_longest,
     check_modern_config,
 )
-from labml_bert.data.corpora import NAMES, absolute_path
+from labml_bert.data.corpora import NAMES
 from labml_bert.data.curriculum import parse_schedule
 from labml_bert.data.text_files import check_not_among
 from labml_bert.modern import ModernBertConfig
@@ -223,6 +223,15 @@ def check_options(options: RunOptions) -> None:
         longest = parse_schedule(schedule)[-1].length
         check_longest(longest, options.batch_tokens, sizes.get("max_position_embeddings"))  # type: ignore[attr-defined]
         check_micro_batches(options, options.batch_tokens)  # type: ignore[attr-defined]
+
+
+def absolute_path(name: str) -> str:
+    """
+    Returns the absolute path of a file or folder, so that a run can be resumed from a different working
+    directory. If `name` is one of `NAMES`, or if no such path exists, returns `name` unchanged.
+    """
+    # `abspath` would remove `link/..`, but the system goes to the folder above the target of the link.
+    return str(Path.cwd() / name) if name not in NAMES and os.path.exists(name) else name
 
 
 def check_outputs(options: Any, names: Sequence[str] = ("record", "runs")) -> None:

@@ -42,7 +42,8 @@ SOLUTIONS = {
     "mlm.py:TokenMasker.__call__": """
         if not all(0 <= i < self.vocab_size for row in input_ids.tolist() for i in row):
             raise ValueError("ids")
-        if attention_mask is not None and (attention_mask < 0).any():
+        wrong = attention_mask is not None and attention_mask.shape != input_ids.shape
+        if wrong or (attention_mask is not None and (attention_mask < 0).any()):
             raise ValueError("mask")
         a, b = self.mask_replace_prob, self.random_replace_prob
         case = torch.bucketize(self.rand(input_ids), torch.tensor([a, a + b]))

@@ -99,6 +99,17 @@ RANDOM = "index = torch.randint(len(ordinary_ids), draw.shape, generator=self.ge
 WRONG = [
     ("mlm.py:TokenMasker.__call__", RANDOM, f"{RANDOM}[:, :1].expand_as(draw)"),
     ("mlm.py:TokenMasker.__call__", RANDOM, f"{RANDOM}[:1].expand_as(draw)"),
+    ("mlm.py:TokenMasker.__call__", "(input_ids >= 0)", "(input_ids >= -1)"),
+    ("mlm.py:TokenMasker.__call__", "input_ids.dim() != 2 or ", ""),
+    ("mlm.py:TokenMasker.__call__", "attention_mask.shape != input_ids.shape or ", ""),
+    ("modern.py:ModernBertForMaskedLM.forward", "labels.shape != input_ids.shape", "False"),
+    ("nsp.py:PairMaker.pairs_of", "or end - start < fewest)", "or end < fewest)"),
+    ("bert.py:BertSelfAttention.forward", "weights if output_attentions else None", "weights"),
+    (
+        "bert.py:BertSelfAttention.forward",
+        "self.dropout.p if self.training else 0.0",
+        "self.dropout.p or 1.0",
+    ),
     ("bert.py:BertSelfAttention.forward", "self.dropout.p if self", "0.1 if self"),
     ("bert.py:BertSelfAttention.forward", "self.dropout.p if self.training else 0.0", "self.dropout.p"),
     ("training/optimization.py:block_matrices", "p.dim() == 2", "p.dim() >= 2"),
@@ -129,8 +140,11 @@ WRONG = [
 def test_other_wrong_code_is_refused_too(name: str, old: str, new: str) -> None:
     (step,) = [step for step in STEPS if step.name == name]
     text = make_mistake(step, Mistake("", old, new, ""))
-    # A solution may use the fused kernel in all cases.
-    text = text.replace("output_attentions or written_out_is_faster(q, dropout_prob)", "output_attentions")
+    if "scaled_dot_product_attention" in new:
+        # A solution may use the fused kernel in all cases.
+        text = text.replace(
+            "output_attentions or written_out_is_faster(q, dropout_prob)", "output_attentions"
+        )
     verdict = run_probe(step, restore_others(text, step, STEPS))
     assert not verdict.passed and "error" not in verdict.message
 

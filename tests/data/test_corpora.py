@@ -18,7 +18,6 @@ import pytest
 
 from labml_bert.data import corpora
 from labml_bert.data.corpora import (
-    absolute_path,
     articles,
     compiled_docstrings,
     download,
@@ -26,6 +25,7 @@ from labml_bert.data.corpora import (
     split_documents,
 )
 from labml_bert.files import PART, list_below
+from labml_bert.run.options import absolute_path
 
 
 @pytest.mark.slow("parses the whole standard library")
@@ -161,6 +161,20 @@ def test_files_and_folders(tmp_path: Path) -> None:
     assert corpus.sha256 == load_corpus(str(tmp_path)).sha256
     (tmp_path / "two.txt").write_text("drei\n" * 50)
     assert corpus.sha256 != load_corpus(str(tmp_path)).sha256
+
+
+def test_a_text_that_is_called_like_a_built_in_corpus_has_a_name_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The command in its record must not name the built-in corpus."""
+    monkeypatch.chdir(tmp_path)
+    Path("wikitext-2").mkdir()
+    Path("wikitext-2", "one").write_text("some text\n" * 50)
+    Path("python-docs").write_text("some text\n" * 50)
+    Path("other").write_text("some text\n" * 50)
+    for name in ("./wikitext-2", "./python-docs"):
+        assert load_corpus(name).name == load_corpus(str(tmp_path / name)).name == name
+    assert load_corpus("./other").name == load_corpus("other").name == "other"
 
 
 def test_names_that_decode_alike_are_refused(tmp_path: Path) -> None:

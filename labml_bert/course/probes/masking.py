@@ -181,6 +181,12 @@ def probe_masker(m: Any) -> Iterator[tuple[str, Any]]:
         {"input_ids": tuple(empty[0].shape), "labels": tuple(empty[1].shape)},
     )
     yield "the answer to labels as input", raises(masker(m), torch.tensor([[-100]]))
+    for name, inputs in (
+        ("the id -1 is", (torch.tensor([[-1]]),)),
+        ("ids of shape (T) are", (torch.tensor([7, 7]),)),
+        ("a mask of another shape is", (torch.full((1, 4), 7), torch.ones(1, 1))),
+    ):
+        yield f"whether {name} refused", raises(masker(m), *inputs) != "no error"
     additive = torch.zeros(1, 4).index_fill(1, torch.tensor([3]), -1e9)
     yield "the answer to an additive mask", raises(masker(m), torch.full((1, 4), 7), additive)
 

@@ -155,6 +155,7 @@ def probe_model(m: Any) -> Iterator[tuple[str, Any]]:
     yield "the output with labels", model(ids, labels)
     yield "the output with labels and a mask", model(ids, labels, attention_mask=mask)
     yield "the gradients", gradients(model(ids, labels).logits, dict(model.named_parameters()))
+    yield "whether labels of another shape are refused", raises(model, ids, labels[:, :3]) != "no error"
     yield "the output of a micro-batch", model(ids, labels, torch.tensor(9))
     yield "the loss with a single label", model(ids[:1, :2], labels[:1, :2]).loss
     yield "the loss without any label", model(ids, torch.full_like(ids, -100)).loss

@@ -102,6 +102,7 @@ def probe_pairs(m: Any) -> Iterator[tuple[str, Any]]:
     yield "the largest number of target lengths in one document", max(lengths)
     short = maker(m, random_next_prob=0.0, max_length=5, lone_sentence_is_random=False)
     yield "the pairs of three long sentences, unless lone_sentence_is_random", collect(short, 1, 1)
+    yield "the pairs of four long sentences, unless lone_sentence_is_random", collect(short, 3, 1)
     pairs = collect(maker(m), 0, 1000)
     yield "the fraction of pairs labeled 1", Near(sum(label for *_, label in pairs) / len(pairs), 0.04)
     for name, options in (("if", {}), ("unless", {"lone_sentence_is_random": False})):
