@@ -40,7 +40,7 @@ from tokenizers import Tokenizer
 
 from labml_bert.backbone import load_model_and_state, text_has_changed
 from labml_bert.baselines.ngrams import NgramModel
-from labml_bert.data.corpora import load_corpus
+from labml_bert.data.corpora import Corpus, load_corpus
 from labml_bert.data.sentences import split_sentences
 from labml_bert.data.tokenizers import encode_corpus, encode_texts, special_token_ids
 from labml_bert.fill_mask import newest_run
@@ -209,11 +209,14 @@ def print_results(results: dict[str, dict[str, Wins]], item: dict[str, str]) -> 
     console.print()
 
 
-def make_record(result: dict[str, Any], words: list[str], run_state: dict[str, Any]) -> dict[str, Any]:
-    """Returns a record of `result`, with the configuration of the run that trained the model."""
+def make_record(
+    result: dict[str, Any], words: list[str], run_state: dict[str, Any], corpus: Corpus
+) -> dict[str, Any]:
+    """Returns a record of `result` on a text, with the configuration of the run that trained the model."""
     return {
         **describe_run("acceptability", words, torch.device("cpu"), "float32"),
         **describe_training(run_state),
+        "text": {"name": corpus.name, "sha256": corpus.sha256},
         "result": result,
     }
 
@@ -267,7 +270,8 @@ def main(argv: list[str] | None = None) -> None:
         wins = {name: {scorer: w._asdict() for scorer, w in row.items()} for name, row in results.items()}
         words = [f"--corpus={corpus.name}", f"--sentences={len(items)}", f"--seed={options.seed}"]
         words += ["--mask-rest-of-word"] if options.mask_rest_of_word else []
-        record = make_record({"sentences": len(items), "example": items[0], "wins": wins}, words, run_state)
+        result = {"sentences": len(items), "example": items[0], "wins": wins}
+        record = make_record(result, words, run_state, corpus)
     finish(options.record, record, start_time)
 
 

@@ -90,6 +90,14 @@ def check_tensors(config: BertConfig | ModernBertConfig, tensors: dict[str, Tens
         )
 
 
+def check_names(model: nn.Module) -> None:
+    """Raises `ValueError` if another library has wrapped a layer. No model could load such names."""
+    for name, _ in model.named_parameters():
+        *modules, last = name.split(".")
+        if last not in ("weight", "bias") or any(module.startswith("_") for module in modules):
+            raise ValueError(f"{name} is in a wrapped layer; unwrap the layer before you save the model")
+
+
 def load_weights(
     model: nn.Module, tensors: dict[str, Tensor], path: Path, new_parameters: Sequence[str] = ()
 ) -> None:

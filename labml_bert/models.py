@@ -39,6 +39,7 @@ from labml_bert.mlm import (
 )
 from labml_bert.model_folder import (
     ALIASES,
+    check_names,
     check_sizes,
     check_tensors,
     drop_aliases,
@@ -106,10 +107,12 @@ class BertPreTrainedModel(nn.Module):
         """
         Writes `config.json` and `model.safetensors` to `folder`, which is created if it's missing.
 
-        Raises `ValueError` if LoRA hasn't been merged into the encoder. No model could load such a file.
+        Raises `ValueError` if LoRA hasn't been merged into the encoder, or if a layer is wrapped, for example
+        by `torch.compile`. No model could load such a file.
         """
         if any(parametrize.is_parametrized(module) for module in self.modules()):
             raise ValueError("the encoder has LoRA; call merge_lora before you save the model")
+        check_names(self)
         folder = Path(folder)
         files.make_folder(folder)
         kind = {"architectures": [type(self).__name__], "model_type": "bert", "hidden_act": "gelu"}

@@ -25,6 +25,7 @@ from labml_bert import files
 from labml_bert.checks import check_modern_config
 from labml_bert.checksums import listing, write_checked
 from labml_bert.model_folder import (
+    check_names,
     check_tensors,
     load_weights,
     read_json,
@@ -51,7 +52,13 @@ SUPPORTED: dict[str, object] = {
 
 
 def save_pretrained(model: ModernBertForMaskedLM, folder: Path | str) -> None:
-    """Writes `config.json` and `model.safetensors` to `folder`, which is created if it's missing."""
+    """
+    Writes `config.json` and `model.safetensors` to `folder`, which is created if it's missing. Raises
+    `ValueError` if a layer is wrapped, or if the decoder's weight is no longer the embedding.
+    """
+    check_names(model)
+    if model.decoder.weight is not model.model.embeddings.tok_embeddings.weight:
+        raise ValueError("the decoder's weight isn't the embedding; tie them before you save the model")
     folder = Path(folder)
     files.make_folder(folder)
     # Without these entries, `transformers` uses the ids of the published tokenizer. It warns about ids that

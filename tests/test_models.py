@@ -12,6 +12,7 @@ import torch
 import transformers
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
+from torch.nn.utils import prune
 
 from labml_bert import model_folder, modern_folder
 from labml_bert.bert import BertConfig
@@ -230,6 +231,23 @@ def test_an_untied_state_is_rejected() -> None:
     state["cls.predictions.decoder.weight"] += 1
     with pytest.raises(ValueError, match="untied"):
         model.load_state_dict(state)
+
+
+def prune_query(model: BertForMaskedLM) -> None:
+    prune.l1_unstructured(model.bert.encoder.layer[0].attention["self"].query, "weight", 0.5)
+
+
+def compile_encoder(model: BertForMaskedLM) -> None:
+    model.bert = torch.compile(model.bert)
+
+
+@pytest.mark.parametrize("wrap", [prune_query, compile_encoder])
+def test_a_model_with_a_wrapped_layer_is_not_saved(wrap, tmp_path: Path) -> None:
+    model = BertForMaskedLM(random_config(0))
+    wrap(model)
+    with pytest.raises(ValueError, match="is in a wrapped layer; unwrap the layer before you save the model"):
+        model.save_pretrained(tmp_path / "folder")
+    assert not (tmp_path / "folder").exists()
 
 
 def test_each_loss_alone_and_both() -> None:

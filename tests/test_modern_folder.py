@@ -1,11 +1,14 @@
 """Folders of modern models travel between this project and `transformers`."""
 
+import copy
 import json
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch import nn
+from torch.nn.utils import prune
 
 from labml_bert import fill_mask
 from labml_bert.checksums import SUMS
@@ -112,6 +115,19 @@ def test_an_encoder_without_a_head_is_refused(tmp_path: Path) -> None:
     (tmp_path / SUMS).unlink()
     with pytest.raises(ValueError, match="which ModernBertForMaskedLM needs; it belongs to another kind"):
         from_pretrained(tmp_path)
+
+
+def test_a_model_that_could_not_be_loaded_is_not_saved(tmp_path: Path) -> None:
+    model = small_model()
+    model.load_state_dict(copy.deepcopy(model.state_dict()), assign=True)
+    model.decoder.weight = nn.Parameter(model.decoder.weight.clone())
+    with pytest.raises(ValueError, match="the decoder's weight isn't the embedding; tie them before"):
+        save_pretrained(model, tmp_path / "folder")
+    model = small_model()
+    prune.l1_unstructured(model.model.layers[0].attn.Wo, "weight", 0.5)
+    with pytest.raises(ValueError, match="is in a wrapped layer; unwrap the layer before you save the model"):
+        save_pretrained(model, tmp_path / "folder")
+    assert not (tmp_path / "folder").exists()
 
 
 def test_an_untied_or_infinite_weight_is_refused(tmp_path: Path) -> None:

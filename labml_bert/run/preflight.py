@@ -138,9 +138,9 @@ except ValueError:
     pass
 
 if missing := [name for name in REQUIRED if find_spec(name) is None]:
-    print(
-        f"error: not installed: {', '.join(missing)}; from the top of the clone run: "
-        "python -m pip install --constraint constraints.txt --editable .",
-        file=sys.stderr,
-    )
+    remedy = f"run: {sys.executable} -m pip install {' '.join(missing)}"
+    if os.path.exists(os.path.join(os.path.dirname(__file__), "..", "..", "constraints.txt")):
+        words = "python -m pip install --constraint constraints.txt --editable ."
+        remedy = f"from the top of the clone run: {words}"
+    print(f"error: not installed: {', '.join(missing)}; {remedy}", file=sys.stderr)
     raise SystemExit(2)

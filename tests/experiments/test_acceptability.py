@@ -13,6 +13,7 @@ from scipy import stats
 
 from labml_bert import backbone
 from labml_bert.baselines.ngrams import NgramModel, ngram_baselines
+from labml_bert.data.corpora import load_corpus
 from labml_bert.data.tokenizers import character_tokenizer, special_token_ids, word_tokenizer
 from labml_bert.training.checkpoint import load_checkpoint
 from tests.support.runs import small_text
@@ -134,6 +135,9 @@ def test_the_record(run_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixt
     record = json.loads(record_path.read_text())
     assert record["experiment"] == "acceptability" and record["configuration"]["experiment"] == "mlm_tiny"
     assert record["command"].endswith("--corpus=text.txt --sentences=10 --seed=0")
+    # The text may be another one than the run was trained on.
+    sha256 = load_corpus(str(run_folder.parents[2] / "text.txt")).sha256
+    assert record["text"] == {"name": "text.txt", "sha256": sha256}
     result = record["result"]
     assert result["sentences"] == 10 and list(result["wins"]) == NAMES
     assert all(text in " ".join(out.split()) for text in result["example"].values())

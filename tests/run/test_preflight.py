@@ -218,6 +218,7 @@ def clone(tmp_path: Path) -> Path:
     for folder in ("labml_bert", "experiments"):
         ignored = shutil.ignore_patterns("__pycache__")
         shutil.copytree(ROOT / folder, tmp_path / "clone" / folder, ignore=ignored)
+    shutil.copy(ROOT / "constraints.txt", tmp_path / "clone")
     return tmp_path / "clone"
 
 
@@ -263,3 +264,8 @@ def test_missing_dependencies_are_a_one_line_error(program: str, clone: Path, tm
         f"error: not installed: {', '.join(REQUIRED)}; from the top of the clone run: "
         "python -m pip install --constraint constraints.txt --editable .\n"
     )
+    if not program.endswith(".py"):
+        # An installed package has no clone.
+        shutil.copytree(clone / "labml_bert", tmp_path / "installed" / "labml_bert")
+        process = run_clean(python, *command, cwd=tmp_path / "installed")
+        assert process.stderr.endswith(f" -m pip install {' '.join(REQUIRED)}\n")
