@@ -153,6 +153,29 @@ def test_the_command_checks_and_writes_records(
     assert end.value.code == 2 and "no record 'large'; choose from small" in capsys.readouterr().err
 
 
+@pytest.mark.processes
+def test_what_cannot_be_checked_is_no_failure(
+    options: mlm_tiny.Options,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A record of a trained model, or of a run that started from a model which isn't here."""
+    monkeypatch.setattr(fingerprint, "RUNS", tmp_path)
+    corpus = {"name": options.corpus, "sha256": load_corpus(options.corpus).sha256}
+    configuration = {**options.configuration(), "experiment": "mlm_tiny"}
+    record = {"experiment": "acceptability", "configuration": configuration, "corpus": corpus}
+    (tmp_path / "a.json").write_text(json.dumps(record))
+    configuration = {"from_": "missing/model", "corpus": options.corpus}
+    record = {"experiment": "continue_pretraining", "configuration": configuration, "corpus": corpus}
+    (tmp_path / "b.json").write_text(json.dumps({**record, "fingerprints": {"": {}}}))
+    main([])
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "  a: no fingerprint of the training; --write takes one"
+    assert lines[1].startswith("  b: cannot be checked here (")
+    assert explain_skip({"corpus": {"name": "wikitext-2"}}, "") == "a check might download wikitext-2"
+
+
 def test_an_installed_package_has_no_records(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
