@@ -150,12 +150,14 @@ class OneLineParser(ArgumentParser):
         super().__init__(**{"allow_abbrev": False, **options})
         # `Path("")` is the current folder, so reject an empty name.
         self.register("type", Path, path_with_name)
+        self.has_options = False
 
     def parse_known_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: Any = None
     ) -> Any:
         """Rejects the value `--`, because `argparse` would replace it by an empty list."""
         words = list(sys.argv[1:] if args is None else args)
+        self.has_options = any(word.startswith("-") for word in words)
         for word in words[: words.index("--") if "--" in words else None]:
             if re.fullmatch("-[^=]+=--", word):
                 self.error(f"{word[:-3]} can't be --")
@@ -171,7 +173,7 @@ class OneLineParser(ArgumentParser):
         """Ends the program. All processes parse the same command line, so only rank zero prints the error."""
         kind, _, words = message.partition(": ")
         has_texts = any(not action.option_strings for action in self._actions)
-        if kind == "unrecognized arguments" and not words.startswith("-") and has_texts:
+        if kind == "unrecognized arguments" and not words.startswith("-") and has_texts and self.has_options:
             message += "; put the options before the texts"
         if not is_silent:
             print_error(f"{message}; see --help")

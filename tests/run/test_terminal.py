@@ -559,7 +559,14 @@ def test_a_text_after_an_option_says_where_it_belongs(capsys: pytest.CaptureFixt
     parser = OneLineParser(prog="command")
     parser.add_argument("text", nargs="*")
     parser.add_argument("--run")
-    for words, remedy in ((["a", "--run", "x", "b"], "; put the options before the texts"), (["--runs"], "")):
+    (text,) = [action for action in parser._actions if action.dest == "text"]
+    for words, remedy in (
+        (["a", "--run", "x", "b"], "; put the options before the texts"),
+        (["--runs"], ""),
+        (["a", "b"], ""),
+    ):
+        # With `?`, a second text is one too many even without an option.
+        text.nargs = "?" if words == ["a", "b"] else "*"
         with pytest.raises(SystemExit):
             parser.parse_args(words)
         assert capsys.readouterr().err == f"error: unrecognized arguments: {words[-1]}{remedy}; see --help\n"
