@@ -7,6 +7,7 @@ the option's default. The docstring below the field explains the value, and is a
 are written only once, in the script that uses the value."""
 
 import contextlib
+import errno
 import io
 import math
 import os
@@ -204,9 +205,11 @@ def check_options(options: RunOptions) -> None:
     while not os.path.exists(folder) and folder != folder.parent:
         folder = folder.parent
     if options.resume is None and not (folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)):
+        cause = errno.EACCES if folder.is_dir() else errno.ENOTDIR
+        if hasattr(os, "statvfs") and os.statvfs(folder).f_flag & os.ST_RDONLY:
+            cause = errno.EROFS
         raise ValueError(
-            f"cannot write runs to {options.runs}: {folder} is not a writable folder; choose another folder "
-            "with --runs"
+            f"cannot write runs to {options.runs}: {os.strerror(cause)}; choose another folder with --runs"
         )
     # Some scripts choose a budget or the size of the vocabulary later.
     has_budget = options.steps is not None or options.minutes is not None

@@ -243,10 +243,10 @@ def test_options_are_checked_before_the_text_is_read(
     for arguments, error in (
         (["--resume", folder, "--seed", 1], "was started with seed = 0, not 1; leave that option out"),
         (["--resume", folder, "--steps", 2], "was started with steps = 1, not 2; leave that option out"),
-        (["--runs", "file/runs"], "cannot write runs to file/runs: file is not a writable folder; choose"),
+        (["--runs", "file/runs"], "cannot write runs to file/runs: Not a directory; choose"),
         (
             ["--runs", "closed/a/b"],
-            "closed/a/b: closed is not a writable folder; choose",
+            "closed/a/b: Permission denied; choose",
         ),
         (["--gradient-accumulation-steps", 1000], "too few for 1000 micro-batches; use a larger batch"),
     ):
