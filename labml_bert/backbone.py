@@ -137,7 +137,7 @@ def text_has_changed(configuration: dict[str, Any], name: str, sha256: str) -> b
     """
 
     def is_same(earlier: str | None) -> bool:
-        # A configuration has the name of a corpus or an absolute path.
+        # A run saves either the name of a built-in corpus or the absolute path of the text.
         if earlier is None or not os.path.isabs(earlier):
             return earlier == name
         return os.path.realpath(earlier) == os.path.realpath(name)

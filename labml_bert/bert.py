@@ -153,7 +153,7 @@ class BertOutput(nn.Module):
 
     Attention and the feed-forward network end with the same steps: project to width $D$, apply dropout, add
     the sublayer's input, and normalize. The addition lets gradients bypass the sublayer. Normalizing the
-    sum is called post-norm. In `transformers`, attention has its own class for this, `BertSelfOutput`."""
+    sum is called post-norm. For attention, `transformers` calls this class `BertSelfOutput`."""
 
     def __init__(self, in_features: int, config: BertConfig):
         super().__init__()
@@ -404,7 +404,7 @@ def apply_all(layers: tuple[nn.Linear, ...], x: Tensor) -> tuple[Tensor, ...]:
 
 
 def is_plain(layer: nn.Linear) -> bool:
-    """Whether the layer does what `nn.Linear` does, and no more. LoRA and pruning, for example, do more."""
+    """Whether the layer only does what `nn.Linear` does. LoRA, quantization and hooks change that."""
     hooks = (layer._forward_pre_hooks, layer._forward_hooks, layer._backward_pre_hooks, layer._backward_hooks)
     has_hook = any(hooks) or nn.modules.module._has_any_global_hook()
     has_tensors = layer.bias is not None and type(layer.weight) in (Tensor, nn.Parameter)

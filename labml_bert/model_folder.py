@@ -91,7 +91,7 @@ def check_tensors(config: BertConfig | ModernBertConfig, tensors: dict[str, Tens
 
 
 def check_names(model: nn.Module) -> None:
-    """Raises `ValueError` if another library has wrapped a layer. No model could load such names."""
+    """Raises `ValueError` if another library has wrapped a layer. No model could load its parameters."""
     for name, _ in model.named_parameters():
         *modules, last = name.split(".")
         if last not in ("weight", "bias") or any(module.startswith("_") for module in modules):

@@ -45,7 +45,7 @@ CHARTS = {
 # The comparison leaves out these options. The table has columns for the steps and the time, only runs of the
 # same experiment are compared, and the model usually follows from options that are compared.
 NOT_COMPARED = {"experiment", "model", "steps", "minutes"}
-# Hashes of what an option names. They are compared only between runs with the same value of that option.
+# Each hash, and the option that names what was hashed. Compare hashes only if the option is the same.
 HASHES = {"corpus_sha256": "corpus", "old_corpus_sha256": "old_corpus", "start_sha256": "from_"}
 # A file that starts differently isn't a page of ours, so we don't overwrite it.
 PAGE_START = '<!doctype html><html lang="en"><meta charset="utf-8"><title>Runs</title>'
@@ -123,7 +123,7 @@ def find_runs(paths: Sequence[Path]) -> list[RunFolder]:
 def differences(runs: Sequence[RunFolder]) -> list[dict[str, Any]]:
     """
     Returns, for each run, the options whose values differ between the runs of the same experiment. If two of
-    these runs read different texts from the same path, the beginnings of the texts' sha256 are returned too.
+    these runs read different texts from the same path, returns the first 8 digits of each sha256 as well.
     """
 
     def differs(name: str, run: RunFolder, other: RunFolder) -> bool:

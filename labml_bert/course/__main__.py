@@ -166,7 +166,7 @@ def watch_command(options: argparse.Namespace) -> None:
 def train_command(options: argparse.Namespace) -> None:
     """
     Trains the learner's own model. Ends the program if a file isn't valid Python, because training may import
-    it. Raises `ValueError` if training needs a step that isn't done, if an extra file has the same name as a
+    it. Raises `ValueError` if a step that training needs isn't done, if an extra file has the same name as a
     module of `labml_bert`, or if the arguments include `--record`.
     """
     texts = read_files(options.folder)

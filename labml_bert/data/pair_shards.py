@@ -93,7 +93,7 @@ def shard_fingerprint(settings: str, number: int, texts: list[str]) -> str:
     """
     digest = hashlib.sha256(f"{settings}\0{number}".encode())
     for text in texts:
-        # With the lengths, texts that contain NUL can't be confused.
+        # Hash each text's length too, because a NUL in a text looks like the end of the text.
         digest.update(f"\0{len(text)}\0{text}".encode())
     return digest.hexdigest()
 

@@ -67,7 +67,7 @@ def exit_on_bad_input() -> Iterator[None]:
     if preflight is not None and signal.getsignal(signal.SIGINT) is preflight.stop_before_it_began:
         # Loading is over, so Ctrl-C can raise `KeyboardInterrupt` again.
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        # After the end of the program, Ctrl-C would print a traceback of what the libraries still do.
+        # Some libraries still clean up at exit. If you press Ctrl-C then, Python would print a traceback.
         atexit.register(signal.signal, signal.SIGINT, signal.SIG_DFL)
     try:
         yield

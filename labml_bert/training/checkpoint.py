@@ -295,7 +295,7 @@ def find_run_folders(folders: Iterable[Path], patterns: Iterable[str]) -> list[P
     names = [pattern + name for pattern in patterns for name in (CHECKPOINT, PREVIOUS)]
     files = [file for folder in folders for name in names for file in folder.glob(name)]
     files.sort(key=lambda file: file.stat().st_mtime, reverse=True)
-    # A link may lead to the same folder.
+    # List a run only once, even if a link leads to its folder.
     folders_by_path: dict[Path, Path] = {}
     for file in files:
         folders_by_path.setdefault(file.parent.resolve(), file.parent)

@@ -71,7 +71,8 @@ def probe_attention(m: Any) -> Iterator[tuple[str, Any]]:
     # On a GPU, the fused kernel applies dropout itself.
     m.written_out_is_faster = lambda q, dropout_prob: False
     yield "the context vectors in eval mode with the fused kernel", module.eval()(x, x, mask)[0]
-    # All weights are 1/100. With these values, the context shows the weights or their sums.
+    # Without queries and keys, every attention weight is 1/100. The values are first the identity matrix, so
+    # the context is the matrix of attention weights. Then they are all 1, so the context contains sums.
     module = m.BertSelfAttention(config(m, hidden_size=100, num_attention_heads=1)).train()
     module.dropout = nn.Dropout(0.3)
     x = torch.eye(100)[None]

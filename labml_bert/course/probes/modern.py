@@ -90,7 +90,8 @@ def probe_attention(m: Any) -> Iterator[tuple[str, Any]]:
     yield "the result with dropout of the output", module(x, rotary, None)
     is_same = torch.equal(module.train()(x, rotary, None), module(x, rotary, None))
     yield "whether two calls in training mode have the same result", is_same
-    # All weights are 1/100. With these values, the result shows the weights.
+    # Without queries and keys, every attention weight is 1/100. The values are the identity matrix, so the
+    # result is the matrix of attention weights.
     sizes = {"hidden_size": 100, "num_attention_heads": 1}
     module = m.ModernBertAttention(config(m, attention_dropout=0.3, **sizes)).train()
     module.out_drop = nn.Identity()
