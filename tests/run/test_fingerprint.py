@@ -68,6 +68,11 @@ def options(corpus_file: Path) -> mlm_tiny.Options:
     )
 
 
+def describe_corpus(options: mlm_tiny.Options) -> dict[str, str]:
+    """The entry about the text in a record."""
+    return {"name": options.corpus, "sha256": load_corpus(options.corpus).sha256}
+
+
 def take_small_fingerprint(options: mlm_tiny.Options) -> dict[str, Any]:
     return take_fingerprint(mlm_tiny.main, options, "mlm_tiny", steps=6)
 
@@ -118,7 +123,7 @@ def test_the_command_checks_and_writes_records(
 ) -> None:
     """`--write` adds a missing fingerprint. After that, the command checks it and detects a changed loss."""
     monkeypatch.setattr(fingerprint, "RUNS", tmp_path)
-    corpus = {"name": options.corpus, "sha256": load_corpus(options.corpus).sha256}
+    corpus = describe_corpus(options)
     record = {"experiment": "mlm_tiny", "configuration": options.configuration(), "corpus": corpus}
     path = tmp_path / "small.json"
     path.write_text(json.dumps(record))
@@ -162,7 +167,7 @@ def test_what_cannot_be_checked_is_no_failure(
 ) -> None:
     """A record of a trained model, or of a run that started from a model which isn't here."""
     monkeypatch.setattr(fingerprint, "RUNS", tmp_path)
-    corpus = {"name": options.corpus, "sha256": load_corpus(options.corpus).sha256}
+    corpus = describe_corpus(options)
     configuration = {**options.configuration(), "experiment": "mlm_tiny"}
     record = {"experiment": "acceptability", "configuration": configuration, "corpus": corpus}
     (tmp_path / "a.json").write_text(json.dumps(record))
