@@ -198,19 +198,12 @@ def check_options(options: RunOptions) -> None:
     Checks options that don't depend on the text. Reading the text can take many seconds, so it's better to
     find a mistake in the options first.
 
-    Raises `ValueError` if a value is out of range, or if the sizes don't fit together.
+    Raises `ValueError` if a value is out of range, if the sizes don't fit together, or if a run couldn't save
+    its files.
     """
     check_outputs(options, ("record",) if options.resume else ("record", "runs"))
-    folder = options.runs
-    while not os.path.exists(folder) and folder != folder.parent:
-        folder = folder.parent
-    if options.resume is None and not (folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)):
-        cause = errno.EACCES if folder.is_dir() else errno.ENOTDIR
-        if hasattr(os, "statvfs") and os.statvfs(folder).f_flag & os.ST_RDONLY:
-            cause = errno.EROFS
-        raise ValueError(
-            f"cannot write runs to {options.runs}: {os.strerror(cause)}; choose another folder with --runs"
-        )
+    if options.resume is None:
+        check_writable(options.runs)
     # Some scripts choose a budget or the size of the vocabulary later.
     has_budget = options.steps is not None or options.minutes is not None
     (options if has_budget else replace(options, steps=1)).training_arguments()
@@ -226,6 +219,23 @@ def check_options(options: RunOptions) -> None:
         longest = parse_schedule(schedule)[-1].length
         check_longest(longest, options.batch_tokens, sizes.get("max_position_embeddings"))  # type: ignore[attr-defined]
         check_micro_batches(options, options.batch_tokens)  # type: ignore[attr-defined]
+
+
+def check_writable(runs: Path) -> None:
+    """
+    Raises `ValueError` if a run can't create a folder in `runs`. If `runs` doesn't exist, checks the nearest
+    folder above it.
+    """
+    folder = runs
+    while not os.path.exists(folder) and folder != folder.parent:
+        folder = folder.parent
+    if not (folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)):
+        cause = errno.EACCES if folder.is_dir() else errno.ENOTDIR
+        if hasattr(os, "statvfs") and os.statvfs(folder).f_flag & os.ST_RDONLY:
+            cause = errno.EROFS
+        raise ValueError(
+            f"cannot write runs to {runs}: {os.strerror(cause)}; choose another folder with --runs"
+        )
 
 
 def absolute_path(name: str) -> str:
