@@ -101,6 +101,9 @@ def read_config(folder: Path) -> ModernBertConfig:
             raise ValueError(f"{path} says {name} = {content[name]!r}; only {value!r} is supported")
     names = {field.name for field in fields(ModernBertConfig)}
     sizes = {name: content[name] for name in names if content.get(name) is not None}
+    # In the published files, null means that local layers use the base of the global layers.
+    if content.get("local_rope_theta", 0) is None:
+        sizes["local_rope_theta"] = sizes.get("global_rope_theta", ModernBertConfig.global_rope_theta)
     try:
         config = ModernBertConfig(**sizes | expand_layer_settings(content))
         check_modern_config(config)

@@ -97,6 +97,15 @@ def test_a_folder_that_does_not_fit_is_refused(
         from_pretrained(damaged(tmp_path / "model", **changes))
 
 
+def test_without_a_base_of_their_own_local_layers_use_the_global_one(tmp_path: Path) -> None:
+    """Version 4 of `transformers` reads null in this way. Version 5 writes `rope_parameters` instead."""
+    folder = damaged(tmp_path / "model", global_rope_theta=777.0, local_rope_theta=None)
+    assert read_config(folder).local_rope_theta == 777.0
+    kinds = {"full_attention": {"rope_theta": 5.0}, "sliding_attention": {"rope_theta": 3.0}}
+    folder = damaged(tmp_path / "recent", local_rope_theta=None, rope_parameters=kinds)
+    assert read_config(folder).local_rope_theta == 3.0
+
+
 def test_scaled_positions_are_refused(tmp_path: Path) -> None:
     kinds = ("full_attention", "sliding_attention")
     rope = {kind: {"rope_type": "yarn", "rope_theta": 1.0} for kind in kinds}

@@ -264,6 +264,8 @@ def read_checkpoint(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
             value = state[name] if name in ("step", "seconds") else state.get(name, 0)
             if type(value) not in kinds or not 0 <= value < 2**53:
                 raise ValueError(f"{name} is {str(value)[:20]}")
+        if type(state.get("torch_compile", False)) is not bool:
+            raise ValueError("torch_compile is not a truth value")
         for name in ("experiment", "corpus"):
             if not isinstance(state["configuration"].get(name, ""), str | None):
                 raise ValueError(f"{name} is not a string")

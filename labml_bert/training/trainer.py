@@ -20,7 +20,8 @@ Each of the following can change the result:
 - a budget of minutes, because the learning rate and the sequence lengths then depend on the clock;
 - a different number of threads, because numbers are then added in a different order;
 - a different number of processes or micro-batches, for the same reason and because dropout masks change;
-- a different processor, version of PyTorch or precision, because numbers are then rounded differently;
+- a different processor, version of PyTorch or precision, or compiling the model in only one of the two runs,
+  because numbers are then rounded differently;
 - a GPU, because some sums, such as those in the gradient of attention, add numbers in the order in which
   threads finish;
 - three or more processes, because the order in which their gradients are added isn't fixed.
@@ -291,6 +292,7 @@ class Trainer:
                 "threads": torch.get_num_threads(),
                 "processes": world_size(),
                 "gradient_accumulation_steps": self.arguments.gradient_accumulation_steps,
+                "torch_compile": self.arguments.torch_compile,
             }
             save_checkpoint(self.run_path, self.model, self.optimizers, self.generator, self.device, metadata)
 

@@ -23,6 +23,7 @@ from labml_bert.run.terminal import masked_line
 from labml_bert.training.checkpoint import CHECKPOINT, load_checkpoint
 from labml_bert.training.tracking import METRICS
 from tests.support.runs import SMALL, main_in_process, run, small_text, start
+from tests.support.trainers import edit_checkpoint, new_trainer, train
 
 
 @pytest.mark.processes
@@ -71,6 +72,16 @@ def test_a_last_step_that_explodes_is_no_success(corpus_file: Path, tmp_path: Pa
     )
     assert re.fullmatch(error, errors), errors
     assert not [*tmp_path.glob("logs/mlm_tiny/*/model")]
+
+
+@pytest.mark.parametrize("was_compiled", [True, False])
+def test_a_resumed_run_is_compiled_if_it_was_before(tmp_path: Path, was_compiled: bool) -> None:
+    train(*new_trainer(tmp_path, steps=1))
+    configuration = RunOptions(steps=1, minutes=None).configuration() | {"experiment": "mlm_tiny"}
+    edit_checkpoint(tmp_path, torch_compile=was_compiled, configuration=configuration)
+    for flags, expected in [([], was_compiled), (["--torch-compile"], True), (["--no-torch-compile"], False)]:
+        words = ["--resume", str(tmp_path), *flags]
+        assert parse_options(RunOptions, "mlm_tiny", "", words).torch_compile is expected
 
 
 @pytest.mark.processes

@@ -162,6 +162,7 @@ NUMBERS = [
     ("seconds", ..., "'seconds'"),
     ("threads", 1.0, "threads is 1.0"),
     ("gradient_accumulation_steps", -1, "gradient_accumulation_steps is -1"),
+    ("torch_compile", 1, "torch_compile is not a truth value"),
     ("configuration", [], "'list' object has no attribute 'items'"),
 ]
 
