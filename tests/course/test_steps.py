@@ -129,6 +129,19 @@ WRONG = [
     ),
     ("modern.py:ModernBertAttention.forward", "self.attention_dropout if self", "0.1 if self"),
     (
+        "modern.py:ModernBertAttention.forward",
+        "cos, sin = (angles.to(qkv.dtype) for angles in rotary)",
+        "cos, sin = rotary",
+    ),
+    ("course/exercises.py:attention_fraction", "6 * hidden_size", "4608"),
+    ("course/exercises.py:untied_parameters", "vocab_size * hidden_size", "30_522 * 768"),
+    (
+        "course/exercises.py:new_parameters",
+        "hidden_size * hidden_size + hidden_size + num_labels * hidden_size + num_labels",
+        "592_899",
+    ),
+    ("course/exercises.py:training_hours", "tokens / length", "tokens / 128"),
+    (
         "nsp.py:PairMaker.pairs_of",
         "end, length = start, 0\n",
         "end, length, target = start, 0, self.target_length(generator)\n",

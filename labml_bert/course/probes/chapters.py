@@ -40,10 +40,12 @@ def probe_word_ids_of(m: Any) -> Iterator[tuple[str, Any]]:
 def probe_attention_fraction(m: Any) -> Iterator[tuple[str, Any]]:
     for length in (128, 512, 4608):
         yield f"the fraction at length {length} with 768 numbers", m.attention_fraction(length, 768)
+    yield "the fraction at length 50 with 10 numbers", m.attention_fraction(50, 10)
 
 
 def probe_untied_parameters(m: Any) -> Iterator[tuple[str, Any]]:
     yield "the parameters of BERT base", m.untied_parameters(109_514_298, 30_522, 768)
+    yield "the parameters of a small model", m.untied_parameters(10_000, 50, 7)
 
 
 def probe_factored_parameters(m: Any) -> Iterator[tuple[str, Any]]:
@@ -53,11 +55,12 @@ def probe_factored_parameters(m: Any) -> Iterator[tuple[str, Any]]:
 
 def probe_new_parameters(m: Any) -> Iterator[tuple[str, Any]]:
     yield "the new parameters with three classes", m.new_parameters(768, 3)
+    yield "the new parameters of a small model with two classes", m.new_parameters(7, 2)
 
 
 def probe_training_hours(m: Any) -> Iterator[tuple[str, Any]]:
     yield "the hours of the exercise", m.training_hours(35e9, 128, 1e9, 165e12, 0.35)
-    yield "the hours for one sequence that takes an hour", m.training_hours(1.8e15, 128, 128, 1e12, 0.5)
+    yield "the hours for one sequence that takes an hour", m.training_hours(1.8e15, 512, 512, 1e12, 0.5)
 
 
 def probe_masked_positions(m: Any) -> Iterator[tuple[str, Any]]:

@@ -4,6 +4,7 @@
 What the steps in `modern.py` must do.
 """
 
+import copy
 from collections.abc import Iterator
 from typing import Any
 
@@ -86,6 +87,9 @@ def probe_attention(m: Any) -> Iterator[tuple[str, Any]]:
     yield "the result at two output positions with padding", module(x, rotary, mask, positions)
     yield "the result at two output positions of a local layer", module(x, rotary, is_near & mask, positions)
     yield "the same without padding", module(x, rotary, is_near[None, None], positions)
+    halves = copy.deepcopy(module).bfloat16()
+    is_accepted = raises(halves, x.bfloat16(), rotary, None) == "no error"
+    yield "whether layers in bfloat16 accept angles in float32", is_accepted
     module.out_drop = FixedDropout()
     yield "the result with dropout of the output", module(x, rotary, None)
     is_same = torch.equal(module.train()(x, rotary, None), module(x, rotary, None))
