@@ -40,7 +40,7 @@ from labml_bert.files import (
 from labml_bert.model_card import without_folders, write_pretraining_card
 from labml_bert.models import BertPreTrainedModel
 from labml_bert.modern import ModernBertForMaskedLM
-from labml_bert.run.options import RunOptions, check_micro_batches
+from labml_bert.run.options import RunOptions, as_words, check_micro_batches
 from labml_bert.run.record import check_record, describe_run, write_record
 from labml_bert.run.terminal import (
     IS_WINDOWS,
@@ -55,7 +55,7 @@ from labml_bert.run.terminal import (
     start_words,
 )
 from labml_bert.run.threads import read_threads, time_threads
-from labml_bert.stdout import as_operand, console, display_path, printable
+from labml_bert.stdout import console, display_path, printable
 from labml_bert.training.device import choose_device
 from labml_bert.training.distributed import (
     broadcast_from_rank_zero,
@@ -367,9 +367,8 @@ class Run:
             value = getattr(self.user_options, option.name)
             if option.metadata.get("operational") or value in (None, option.default):
                 continue
-            flag = f"--{option.name.rstrip('_').replace('_', '-')}"
             value = self.text.corpus.name if option.name == "corpus" else without_folders(value)
-            words += [flag] if value is True else [flag, as_operand(str(value))]
+            words += as_words(option.name, value)
         return words
 
     def describe(self, result: dict[str, float]) -> dict[str, Any]:

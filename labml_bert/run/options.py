@@ -334,9 +334,15 @@ def resume_options(options: RunOptions) -> list[str]:
         value = getattr(options, option.name)
         is_saved = not option.metadata.get("operational") or option.name in ("runs", "resume")
         if not is_saved and value not in (None, option.default):
-            flag = f"--{option.name.replace('_', '-')}"
-            words += [flag] if value is True else [flag, as_operand(str(value))]
+            words += as_words(option.name, value)
     return words
+
+
+def as_words(name: str, value: Any) -> list[str]:
+    """Returns an option and its value as command-line arguments. An option that is `True` needs no value."""
+    # `from_` ends in an underscore because `from` is a keyword of Python.
+    flag = f"--{name.rstrip('_').replace('_', '-')}"
+    return [flag] if value is True else [flag, as_operand(str(value))]
 
 
 def usage_error(message: str) -> NoReturn:
