@@ -234,9 +234,9 @@ class BertEncoder(nn.Module):
     ) -> tuple[Tensor, tuple[Tensor, ...] | None]:
         """Returns the vectors, `(B, P, D)`, and each layer's attention weights (`None` if not requested)."""
         attentions = []
-        for layer in self.layer:
+        for i, layer in enumerate(self.layer, 1):
             query_states = None
-            if output_positions is not None and layer is self.layer[-1]:
+            if output_positions is not None and i == len(self.layer):
                 query_states = select_positions(hidden_states, output_positions)  # (B, P, D)
             hidden_states, weights = layer(hidden_states, attention_mask, output_attentions, query_states)
             attentions.append(weights)

@@ -326,6 +326,19 @@ def test_output_positions_select_from_the_full_output(pooler: bool, training: bo
         torch.testing.assert_close(partial_gradients[name], gradient, atol=1e-4, rtol=1e-4)
 
 
+def test_only_the_last_call_of_a_shared_layer_selects_positions() -> None:
+    """In ALBERT, all layers have the same weights."""
+    torch.manual_seed(0)
+    model = BertModel(small_config(), add_pooling_layer=False).eval()
+    model.encoder.layer[0] = model.encoder.layer[1]
+    ids, positions = torch.randint(50, (3, 9)), torch.tensor([[4], [0], [8]])
+    everywhere = model(ids).last_hidden_state
+    selected = model(ids, output_positions=positions).last_hidden_state
+    torch.testing.assert_close(
+        selected, everywhere[torch.arange(3)[:, None], positions], atol=1e-5, rtol=1e-5
+    )
+
+
 @pytest.mark.parametrize("p", [0.1, 0.5, 0.9])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 def test_dropout_drops_with_its_probability(p: float, dtype: torch.dtype) -> None:

@@ -39,7 +39,7 @@ from labml_bert.course.report import (
     say,
     shell_word,
 )
-from labml_bert.course.source import PACKAGE, function_lines, location, read_reference
+from labml_bert.course.source import function_lines, location, read_reference
 from labml_bert.course.step import Step
 from labml_bert.course.track import STEPS, STEPS_TO_TRAIN
 from labml_bert.course.train import train
@@ -111,17 +111,13 @@ def hint_command(options: argparse.Namespace) -> None:
 def show_command(options: argparse.Namespace) -> None:
     """Prints where to read about a step."""
     step = current(options)
-    site = PACKAGE.parent / "site"
-    base = f"{site.as_uri()}/" if site.is_dir() else "http://127.0.0.1:8000/"
-    suffix = "index.html" if site.is_dir() else ""
-    page = f"labml_bert/{step.file.removesuffix('.py')}"
+    base = "http://127.0.0.1:8000/"
     heading(step)
-    if not site.is_dir():
-        say("Start the site with `make serve`, or build it with `make site`.")
+    say("Start the site with `make serve`.")
     say("The chapter, which may show the solution:")
-    console.print(f"    {base}{step.chapter}/{suffix}")
+    console.print(f"    {base}{step.chapter}/")
     say("The original, with the solution:")
-    console.print(f"    {base}{page}/{suffix}#{step.function}\n")
+    console.print(f"    {base}labml_bert/{step.file.removesuffix('.py')}/#{step.function}\n")
 
 
 def solve_command(options: argparse.Namespace) -> None:

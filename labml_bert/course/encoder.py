@@ -158,8 +158,8 @@ STEPS = (
             ),
             Mistake(
                 "positions selected in the first block",
-                "layer is self.layer[-1]",
-                "layer is self.layer[0]",
+                "i == len(self.layer)",
+                "i == 1",
                 "You select the output positions in the first block. All later blocks then see only these "
                 "tokens. Select them in the last block.",
             ),

@@ -507,6 +507,21 @@ def test_a_selection_contains_no_line_numbers(server: str, page: "sync_api.Page"
     assert text.startswith("class MaskedLM(nn.Module):")
 
 
+def test_the_keyboard_focus_is_always_visible(server: str, page: "sync_api.Page") -> None:
+    for address in ("masking/", "live/", "claims/", "labml_bert/mlm/"):
+        page.goto(server + address)
+        page.keyboard.press("Tab")
+        hidden = page.evaluate("""() => {
+            const stops = [...document.querySelectorAll("a[href], button, summary, input, textarea")]
+            return stops.filter(e => {
+                if (!e.checkVisibility({ visibilityProperty: true }) || e.tabIndex < 0) return false
+                e.focus()
+                return document.activeElement === e && getComputedStyle(e).outlineStyle === "none"
+            }).map(e => e.outerHTML.slice(0, 80))
+        }""")
+        assert [html for html in hidden if "md-search__input" not in html] == []
+
+
 def test_a_name_shows_its_tooltip_on_focus(server: str, page: "sync_api.Page") -> None:
     page.goto(server + "experiments/mlm_tiny/")
     page.focus(".code a.ref[data-tip]")
