@@ -21,9 +21,11 @@ LABELS ?= labels.csv
 export LABELS FROM
 classifier: $(VENV)/.baselines
 	@$(BIN)/python -m labml_bert.classify train "$$LABELS" --output classifier --check-only $(ARGS)
+ifeq (,$(findstring --check-only,$(ARGS)))
 	@test -n "$$FROM" || ls -d logs/bert_tiny/*/model >/dev/null 2>&1 || $(BIN)/python experiments/bert_tiny.py --minutes 2
 	@$(BIN)/python -m labml_bert.classify train "$$LABELS" --output classifier \
 		--from "$${FROM:-$$(dirname "$$(ls -dt logs/bert_tiny/*/model | head -n 1)")}" $(ARGS)
+endif
 
 # Ours beside those of others. `make peers` installs them; without, ours is measured alone.
 speed: $(VENV)/.run
@@ -120,12 +122,13 @@ format: $(VENV)/.test
 clean:
 	rm -rf $(VENV) build site mutants docs/written/* docs/node_modules *.egg-info .mypy_cache .ruff_cache .pytest_cache
 
-$(BIN)/python:
+# `venv` installs pip last. If it was interrupted, it starts again.
+$(BIN)/pip:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "error: Python 3.11 or newer is needed; name one with: make PYTHON=python3.11" >&2; exit 2; }
 	$(PYTHON) -m venv $(VENV)
 
-$(VENV)/.run: pyproject.toml constraints.txt | $(BIN)/python
+$(VENV)/.run: pyproject.toml constraints.txt | $(BIN)/pip
 	@echo "installing into $(VENV) (once, a minute or so)"
 	$(INSTALL) --editable .
 	@touch $@

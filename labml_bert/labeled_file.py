@@ -211,7 +211,7 @@ def read_labeled_texts(path: Path) -> LabeledTexts:
 
 def read_csv(content: str) -> Iterator[tuple[int, dict[str, Any]]]:
     """
-    Yields each row of a CSV file after the header, with the number of the line that the row starts on. Empty
+    Yields each row of a CSV file after the header, with the number of the line that the row starts on. Blank
     lines are skipped. The columns are separated by commas, semicolons or tabs, as in the header.
 
     Raises `ValueError` if the first line looks like JSON, if a row has another number of fields than the
@@ -245,7 +245,7 @@ def read_csv(content: str) -> Iterator[tuple[int, dict[str, Any]]]:
                 f"line {line}: {error}; close every quote, write a quote inside a text twice, and keep each "
                 f"text below {csv.field_size_limit():,} characters"
             ) from None
-        if not fields:
+        if len(fields) < 2 and not "".join(fields).strip():
             continue
         if not header:
             header = [name.strip() for name in fields]
@@ -253,7 +253,11 @@ def read_csv(content: str) -> Iterator[tuple[int, dict[str, Any]]]:
             continue
         if len(fields) != len(header):
             name = DELIMITERS[delimiter]
-            remedy = f"put a text with {name}s or line ends between double quotes"
+            remedy = f"put a text with {name}s between double quotes"
+            if len(fields) < len(header):
+                remedy = (
+                    f"separate the fields with {name}s, and put a text with line ends between double quotes"
+                )
             if len(fields) > len(header) and not any(fields[len(header) :]):
                 remedy = f"remove the extra {name} at the end of the line"
             elif len(fields) < len(header) and not any(header[len(fields) :]):

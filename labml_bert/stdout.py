@@ -150,7 +150,7 @@ class OneLineParser(ArgumentParser):
         super().__init__(**{"allow_abbrev": False, **options})
         # `Path("")` is the current folder, so reject an empty name.
         self.register("type", Path, path_with_name)
-        self.has_options = False
+        self.has_options = self.has_dash = False
 
     def parse_known_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: Any = None
@@ -158,7 +158,9 @@ class OneLineParser(ArgumentParser):
         """Rejects the value `--`, because `argparse` would replace it by an empty list."""
         words = list(sys.argv[1:] if args is None else args)
         self.has_options = any(word.startswith("-") for word in words)
-        for word in words[: words.index("--") if "--" in words else None]:
+        words_before = words[: words.index("--") if "--" in words else None]
+        self.has_dash = any(re.match("-[^-]", word) and word != "-h" for word in words_before)
+        for word in words_before:
             if re.fullmatch("-[^=]+=--", word):
                 self.error(f"{word[:-3]} can't be --")
         return super().parse_known_args(words, namespace)
@@ -175,6 +177,8 @@ class OneLineParser(ArgumentParser):
         has_texts = any(not action.option_strings for action in self._actions)
         if kind == "unrecognized arguments" and not words.startswith("-") and has_texts and self.has_options:
             message += "; put the options before the texts"
+        elif has_texts and self.has_dash:
+            message += "; put -- before a text that begins with -"
         if not is_silent:
             print_error(f"{message}; see --help")
         raise SystemExit(2)

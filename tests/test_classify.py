@@ -295,7 +295,7 @@ def test_make_classifier_checks_the_labels_then_pretrains_once(tmp_path: Path) -
         'case "$1 $4" in *bert_tiny*) mkdir -p logs/bert_tiny/b/model;; *bad.csv) exit 2;; esac\n'
     )
     python.chmod(0o755)
-    for name in (".run", ".baselines"):
+    for name in ("bin/pip", ".run", ".baselines"):
         (tmp_path / ".venv" / name).touch()
 
     def make(*arguments: str) -> list[str]:
@@ -318,6 +318,7 @@ def test_make_classifier_checks_the_labels_then_pretrains_once(tmp_path: Path) -
     (tmp_path / "logs" / "bert_tiny" / "c" / "model").mkdir(parents=True)
     os.utime(tmp_path / "logs" / "bert_tiny" / "c" / "model", (0, 0))  # This run is older.
     assert make("ARGS=--epochs 2") == [f"{check} --epochs 2", f"{train} --epochs 2"]
+    assert make("ARGS=--check-only") == [f"{check} --check-only"]
     name = 'my "labels" `today`.csv'
     assert make(f"LABELS={name}") == [line.replace("labels.csv", name) for line in (check, train)]
 

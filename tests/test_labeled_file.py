@@ -21,9 +21,9 @@ def test_csv_and_jsonl_give_the_same_examples(tmp_path: Path) -> None:
     ]
     names = ("text", "label", "pair")
     table = write_csv(tmp_path / "a.csv", rows, names)
-    # Spreadsheets write a byte order mark, other columns, and empty lines.
+    # Spreadsheets write a byte order mark, other columns, and empty or blank lines.
     marked = write_csv(tmp_path / "b.CSV", [(str(i), *row) for i, row in enumerate(rows)], ("id", *names))
-    marked.write_bytes(b"\xef\xbb\xbf" + marked.read_bytes() + b"\r\n\r\n")
+    marked.write_bytes(b"\xef\xbb\xbf" + marked.read_bytes() + b"\r\n  \r\n")
     objects = tmp_path / "c.jsonl"
     lines = [
         json.dumps(dict(zip(names, row, strict=True)), ensure_ascii=i % 2 == 0) for i, row in enumerate(rows)
@@ -137,11 +137,13 @@ BAD_FILES = {
     "no header": ("a.csv", GOOD, "line 1: no column is called 'text'"),
     "no label column": ("a.csv", "text,kind\n" + GOOD, "no column is called 'label'"),
     "another separator": ("a.csv", (HEADER + GOOD).replace(",", "|"), "and it is: text|label"),
-    "semicolons in a text": ("a.csv", "text;label\na;b;c\n", "text with semicolons or line ends between"),
+    "semicolons in a text": ("a.csv", "text;label\na;b;c\n", "put a text with semicolons between"),
     "duplicate column": ("a.csv", "text,label,text\n", "two columns are called 'text'"),
     "only a header": ("a.csv", HEADER, "has 0 different rows; add some, to at least 20"),
-    "too few fields": ("a.csv", HEADER + GOOD + "\nalone", "line 22: expected 2 fields as"),
+    "too few fields": ("a.csv", HEADER + GOOD + "\nalone", "line 22: expected 2 fields as in the header, "
+                       "got 1; separate the fields with commas, and put a text with line ends between"),
     "too many fields": ("a.csv", HEADER + "one, two,a\n" + GOOD, "as in the header, got 3"),
+    "commas below a header with tabs": ("a.csv", "text\tlabel\na,b\n", "; separate the fields with tabs"),
     "after a row of two lines": ("a.csv", HEADER + '"a\nb",a\n\nx\n', "line 5: expected 2 fields"),
     "open quote": ("a.csv", HEADER + GOOD + '\n"open,a\nb,b\n', "line 22: unexpected end of data; close"),
     "quote in a field": ("a.csv", HEADER + '"a "b" c",a\n' + GOOD, "line 2: ',' expected after '\"'"),

@@ -218,8 +218,9 @@ def fail_on_runtime_error(error: RuntimeError | MemoryError) -> NoReturn:
     """
     if type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
         reason = explain(error).partition(" Set TORCH")[0].strip()
-        compiler = "install a C++ compiler, or " if "compiler" in reason.lower() else ""
-        fail(f"torch.compile failed ({reason}); {compiler}leave out --torch-compile")
+        compiler = "install a C++ compiler, " if "compiler" in reason.lower() else ""
+        remedy = f"{compiler}leave out --torch-compile, or resume with --no-torch-compile"
+        fail(f"torch.compile failed ({reason}); {remedy}")
     if isinstance(error, RuntimeError) and not any(
         word in str(error) for word in ("alloc", "overflow", "create a primitive")
     ):

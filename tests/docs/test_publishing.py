@@ -219,7 +219,7 @@ def folder_with_makefile(folder: Path, python: str) -> Path:
     path = folder / ".venv" / "bin" / "python"
     path.write_text(f"#!/bin/sh\n{python}\n")
     path.chmod(0o755)
-    for name in (".run", ".site"):
+    for name in ("bin/pip", ".run", ".site"):
         (folder / ".venv" / name).touch()
     return folder
 
@@ -234,6 +234,14 @@ def make_site(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]
         text=True,
         check=False,
     )
+
+
+def test_make_finishes_an_environment_that_was_interrupted(tmp_path: Path) -> None:
+    """`venv` puts Python into the folder first and pip last."""
+    folder = folder_with_makefile(tmp_path, "exit 0")
+    assert " -m venv " not in make_site(folder, "--dry-run").stdout
+    (folder / ".venv" / "bin" / "pip").unlink()
+    assert " -m venv .venv\n" in make_site(folder, "--dry-run").stdout
 
 
 @pytest.mark.parametrize("target", ["index.md", "gone.md"])
