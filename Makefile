@@ -122,11 +122,11 @@ format: $(VENV)/.test
 clean:
 	rm -rf $(VENV) build site mutants docs/written/* docs/node_modules *.egg-info .mypy_cache .ruff_cache .pytest_cache
 
-# `venv` installs pip last. If it was interrupted, it starts again.
+# `venv` installs pip last. If it was interrupted before, start again with an empty folder.
 $(BIN)/pip:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "error: Python 3.11 or newer is needed; name one with: make PYTHON=python3.11" >&2; exit 2; }
-	$(PYTHON) -m venv $(VENV)
+	$(PYTHON) -m venv --clear $(VENV)
 
 $(VENV)/.run: pyproject.toml constraints.txt | $(BIN)/pip
 	@echo "installing into $(VENV) (once, a minute or so)"

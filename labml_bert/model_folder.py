@@ -91,11 +91,16 @@ def check_tensors(config: BertConfig | ModernBertConfig, tensors: dict[str, Tens
 
 
 def check_names(model: nn.Module) -> None:
-    """Raises `ValueError` if another library has wrapped a layer. No model could load its parameters."""
-    for name, _ in model.named_parameters():
+    """Raises `ValueError` if another library has wrapped a layer, or if two layers are the same."""
+    first_names: dict[int, str] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
         *modules, last = name.split(".")
         if last not in ("weight", "bias") or any(module.startswith("_") for module in modules):
             raise ValueError(f"{name} is in a wrapped layer; unwrap the layer before you save the model")
+        first = first_names.setdefault(id(parameter), name)
+        # The file contains a tied decoder only once, as the embedding.
+        if name not in (first, "decoder.weight"):
+            raise ValueError(f"{name} and {first} are the same; copy the layer before you save the model")
 
 
 def load_weights(

@@ -54,7 +54,8 @@ SUPPORTED: dict[str, object] = {
 def save_pretrained(model: ModernBertForMaskedLM, folder: Path | str) -> None:
     """
     Writes `config.json` and `model.safetensors` to `folder`, which is created if it's missing. Raises
-    `ValueError` if another library has wrapped a layer, or if the decoder is not tied to the embedding.
+    `ValueError` if another library has wrapped a layer, if two layers are the same, or if the decoder is not
+    tied to the embedding.
     """
     check_names(model)
     if model.decoder.weight is not model.model.embeddings.tok_embeddings.weight:

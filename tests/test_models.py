@@ -250,6 +250,16 @@ def test_a_model_with_a_wrapped_layer_is_not_saved(wrap, tmp_path: Path) -> None
     assert not (tmp_path / "folder").exists()
 
 
+def test_a_model_with_a_shared_layer_is_not_saved(tmp_path: Path) -> None:
+    """The file would have the layer once, and a model that reads it needs it twice."""
+    config = BertConfig(vocab_size=20, hidden_size=8, num_hidden_layers=3, num_attention_heads=2)
+    model = BertForMaskedLM(config)
+    model.bert.encoder.layer[2] = model.bert.encoder.layer[0]
+    with pytest.raises(ValueError, match=r"^\S+layer.2.\S+ and \S+layer.0.\S+ are the same; copy the layer"):
+        model.save_pretrained(tmp_path / "folder")
+    assert not (tmp_path / "folder").exists()
+
+
 def test_each_loss_alone_and_both() -> None:
     config = random_config(7)
     model = BertForPreTraining(config).eval()

@@ -98,7 +98,7 @@ def hint_command(options: argparse.Namespace) -> None:
     count = min(progress.hints.get(step.name, 0) + 1, len(step.hints))
     progress.hints[step.name] = count
     if not write_progress(options.folder, progress):
-        print_note("This folder can't be written, so the next call will show this hint again.")
+        print_note("progress.json can't be written, so the next call will show this hint again.")
     heading(step)
     for i, hint in enumerate(step.hints[:count], 1):
         say(f"Hint {i} of {len(step.hints)}: {hint}")
@@ -113,7 +113,7 @@ def show_command(options: argparse.Namespace) -> None:
     step = current(options)
     base = "http://127.0.0.1:8000/"
     heading(step)
-    say("Start the site with `make serve`.")
+    say("Start the site with `make serve` in the project's folder.")
     say("The chapter, which may show the solution:")
     console.print(f"    {base}{step.chapter}/")
     say("The original, with the solution:")

@@ -97,7 +97,7 @@ def print_report(report: Report, folder: Path) -> None:
     for file, name in report.restored.items():
         say(f"{file} was deleted or emptied during the check. Its text is in {name}.", style="bold")
     if not report.is_saved:
-        say("This folder can't be written, so the next check will run these steps again.", style="dim")
+        say("progress.json can't be written, so the next check will run these steps again.", style="dim")
 
 
 def print_failure(step: Step, verdict: Verdict, folder: Path, is_next: bool = True) -> None:

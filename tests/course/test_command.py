@@ -183,7 +183,7 @@ def test_a_hint_that_cannot_be_counted_is_given_with_a_note(
     main(["hint"])
     captured = capsys.readouterr()
     assert "Hint 1 of " in captured.out
-    assert captured.err == "This folder can't be written, so the next call will show this hint again.\n"
+    assert captured.err == "progress.json can't be written, so the next call will show this hint again.\n"
 
 
 @pytest.mark.slow("runs four commands for each of the 48 steps")

@@ -69,7 +69,7 @@ def course(tmp_path: Path) -> Path:
             Report([PASSED], STEPS[1], "", {FIRST.file: "mlm.py.before-1"}, False),
             [
                 f"{FIRST.file} was deleted or emptied during the check. Its text is in mlm.py.before-1.",
-                "This folder can't be written",
+                "progress.json can't be written",
             ],
             [],
         ),

@@ -241,7 +241,7 @@ def test_make_finishes_an_environment_that_was_interrupted(tmp_path: Path) -> No
     folder = folder_with_makefile(tmp_path, "exit 0")
     assert " -m venv " not in make_site(folder, "--dry-run").stdout
     (folder / ".venv" / "bin" / "pip").unlink()
-    assert " -m venv .venv\n" in make_site(folder, "--dry-run").stdout
+    assert " -m venv --clear .venv\n" in make_site(folder, "--dry-run").stdout
 
 
 @pytest.mark.parametrize("target", ["index.md", "gone.md"])
@@ -271,13 +271,11 @@ def test_make_does_not_use_an_environment_that_failed(tmp_path: Path) -> None:
     folder = folder_with_makefile(tmp_path, ":")
     shutil.rmtree(folder / ".venv")
     python = tmp_path / "python"
-    python.write_text(
-        '#!/bin/sh\n[ "$1" = -m ] || exit 0\nmkdir -p .venv/bin\ntouch .venv/bin/python\nexit 1\n'
-    )
+    python.write_text('#!/bin/sh\n[ "$1" = -m ] || exit 0\nmkdir -p .venv/bin\ntouch .venv/bin/pip\nexit 1\n')
     python.chmod(0o755)
     for _ in range(2):
         assert "-m venv" in make_site(folder, f"PYTHON={python}").stdout
-    assert not (folder / ".venv" / "bin" / "python").exists()
+    assert not (folder / ".venv" / "bin" / "pip").exists()
 
 
 def test_the_workflow_tests_every_version_that_the_package_names() -> None:
