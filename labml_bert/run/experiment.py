@@ -217,6 +217,7 @@ class Run:
     def print_header(self, trainer: Trainer, title: str, details: dict[str, str]) -> None:
         """Prints the header, which says what the run will do, and the baselines."""
         options, text, model = self.options, self.text, self.model
+        layers = model.config.num_hidden_layers
         budget = f"{options.steps:,} steps" if options.steps else f"{options.minutes:g} min"
         processes = world_size()
         device = f"{processes} × {self.device.type}" if processes > 1 else self.device
@@ -231,7 +232,7 @@ class Run:
                 f"{text.corpus.valid_characters:,} held out",
                 "training": f"{budget}, {speed}",
                 "model": f"{sum(p.numel() for p in model.parameters()):,} parameters, "
-                f"{model.config.num_hidden_layers} layers, hidden size {model.config.hidden_size}",
+                f"{layers} layer{'s' * (layers > 1)}, hidden size {model.config.hidden_size}",
                 **self.describe_threads(),
                 **details,
                 **({"unknown": unknown} if (unknown := describe_unknown(text.unknown)) else {}),
