@@ -367,10 +367,16 @@ class Results:
 
         Raises `ValueError` if an arm has no such run.
         """
-        rows = [row for row in self.recorded_rows.values() if row["arm"] in arms and row["seed"] == seed]
+        recorded = self.recorded_rows.values()
+        rows = [row for row in recorded if row["arm"] in arms and row["seed"] == seed]
         for arm in arms:
             if all(row["arm"] != arm for row in rows):
-                raise ValueError(f"{self.path} has no run of {arm!r} with seed {seed}; run the claim first")
+                names = ", ".join(dict.fromkeys(repr(row["arm"]) for row in recorded))
+                seeds = ", ".join(str(seed) for seed in sorted({row["seed"] for row in recorded}))
+                remedy = (
+                    f"choose an arm from {names} and a seed from {seeds}" if names else "run the claim first"
+                )
+                raise ValueError(f"{self.path} has no run of {arm!r} with seed {seed}; {remedy}")
         for row in rows:
             yield row, {**row, **self.run_once(row["options"], seed)}
 

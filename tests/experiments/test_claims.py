@@ -855,8 +855,11 @@ def test_repeating_a_run_gives_the_same_row(
     ((row, new_row),) = Results(claim, tmp_path, CPU).repeat(["short"], 0)
     assert row["curve"] == new_row["curve"] and row["result"] == new_row["result"]
     assert (tmp_path / "claims" / "small.json").read_text() == text
-    with pytest.raises(ValueError, match="has no run of 'short' with seed 7"):
+    message = "has no run of 'short' with seed 7; choose an arm from 'short' and a seed from 0$"
+    with pytest.raises(ValueError, match=message):
         list(Results(claim, tmp_path, CPU).repeat(["short"], 7))
+    with pytest.raises(ValueError, match="has no run of 'short' with seed 7; run the claim first$"):
+        list(Results(claim, tmp_path / "empty", CPU).repeat(["short"], 7))
 
 
 @pytest.mark.parametrize(
