@@ -367,12 +367,12 @@ class Results:
 
         Raises `ValueError` if an arm has no such run.
         """
-        recorded = self.recorded_rows.values()
-        rows = [row for row in recorded if row["arm"] in arms and row["seed"] == seed]
+        all_rows = self.recorded_rows.values()
+        rows = [row for row in all_rows if row["arm"] in arms and row["seed"] == seed]
         for arm in arms:
             if all(row["arm"] != arm for row in rows):
-                names = ", ".join(dict.fromkeys(repr(row["arm"]) for row in recorded))
-                seeds = ", ".join(str(seed) for seed in sorted({row["seed"] for row in recorded}))
+                names = ", ".join(dict.fromkeys(repr(row["arm"]) for row in all_rows))
+                seeds = ", ".join(str(seed) for seed in sorted({row["seed"] for row in all_rows}))
                 remedy = (
                     f"choose an arm from {names} and a seed from {seeds}" if names else "run the claim first"
                 )

@@ -858,7 +858,7 @@ def test_repeating_a_run_gives_the_same_row(
     message = "has no run of 'short' with seed 7; choose an arm from 'short' and a seed from 0$"
     with pytest.raises(ValueError, match=message):
         list(Results(claim, tmp_path, CPU).repeat(["short"], 7))
-    with pytest.raises(ValueError, match="has no run of 'short' with seed 7; run the claim first$"):
+    with pytest.raises(ValueError, match="; run the claim first"):
         list(Results(claim, tmp_path / "empty", CPU).repeat(["short"], 7))
 
 
