@@ -166,9 +166,11 @@ def main(run: Run, options: Options) -> None:
             max_position_embeddings=options.max_position_embeddings,
             mlm_probability=options.mlm_probability,
             generator=run.generator,
-            with_cls_sep=True,
+            with_cls_sep=tokenizer.num_special_tokens_to_add(False) > 0,
         )
-    model = ModernBertForMaskedLM(options.modern_config(vocab_size=text.vocab_size))
+    pad_token_id = tokenizer.token_to_id("[PAD]")
+    config = options.modern_config(vocab_size=text.vocab_size, pad_token_id=pad_token_id)
+    model = ModernBertForMaskedLM(config)
     details = {
         "vocabulary": f"{text.vocab_size:,} subwords, "
         f"one per {corpus.train_characters // text.vocab_size:,} characters",

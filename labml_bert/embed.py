@@ -77,8 +77,9 @@ def pool_texts(
     max_length = min(max_length, model.config.max_position_embeddings)
     if max_length < 3:
         raise ValueError(f"max_length is {max_length}; one token between two special tokens needs 3")
-    # Truncation is a setting of the tokenizer, so change it only in a copy.
+    # Truncation and padding are settings of the tokenizer, so change them only in a copy.
     tokenizer = Tokenizer.from_str(tokenizer.to_str())
+    tokenizer.no_padding()
     tokenizer.enable_truncation(max_length)
     rows = [torch.tensor(encoding.ids) for encoding in tokenizer.encode_batch(list(texts))]
     device = next(model.parameters()).device

@@ -13,6 +13,7 @@ pairs of answers: it predicts each of the two tokens while the other is masked t
 if __name__ == "__main__":
     from labml_bert.run import preflight  # noqa: F401
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,7 +26,7 @@ from labml_bert import modern_folder
 from labml_bert.bert import BertConfig
 from labml_bert.checks import check_config, check_length, check_modern_config
 from labml_bert.checksums import reading
-from labml_bert.data.tokenizers import load_tokenizer
+from labml_bert.data.tokenizers import is_byte_level, load_tokenizer, plain_tokenizer, token_text
 from labml_bert.files import is_utf8
 from labml_bert.model_folder import MODEL_FILES, check_tensors, load_weights, read_json
 from labml_bert.models import BertForMaskedLM
@@ -103,7 +104,7 @@ def encode_text(model: BertForMaskedLM | ModernBertForMaskedLM, tokenizer: Token
     than the model has positions.
     """
     check_text(text)
-    encoding = tokenizer.encode(text)
+    encoding = plain_tokenizer(tokenizer).encode(text)
     check_length(len(encoding.ids), model.config)
     return encoding
 
@@ -140,9 +141,8 @@ def fill_mask(
         raise ValueError(f"top_k is {top_k}; it must be at least 1")
     encoding = encode_text(model, tokenizer, text)
     input_ids = torch.tensor([encoding.ids])  # (1, T)
-    mask = tokenizer.token_to_id("[MASK]")
-    positions = [t for t, token in enumerate(encoding.ids) if token == mask]
-    if not positions:
+    masks = find_masks(tokenizer, encoding, text)
+    if not masks:
         raise ValueError("no [MASK] in the text; write [MASK] for each token to predict")
     special = special_ids(tokenizer)
     if len(special) == model.config.vocab_size:
@@ -151,17 +151,34 @@ def fill_mask(
     probabilities = logits.float().softmax(-1)  # (T, V)
     probabilities[:, special] = -1  # A probability is at least 0, even if it underflows.
     guesses: list[list[Guess]] = []
-    for position in positions:
+    for position, span in masks.items():
         guesses.append([])
-        # Insert the token into the text itself. Decoding the ids could change the rest of the text.
-        start, end = encoding.offsets[position]
-        # The tokenizer of ModernBERT counts the spaces before a mask as part of the mask.
-        start = end - len(text[start:end].lstrip())
         best = probabilities[position].topk(min(top_k, probabilities.size(-1) - len(special)))
         for i, probability in zip(best.indices.tolist(), best.values.tolist(), strict=True):
-            token = tokenizer.id_to_token(i) or "?"
-            guesses[-1].append(Guess(token, probability, text[:start] + token + text[end:]))
+            token = token_text(tokenizer, i)
+            guesses[-1].append(Guess(token, probability, replace_spans(text, [span], [token])))
     return guesses
+
+
+def find_masks(tokenizer: Tokenizer, encoding: Encoding, text: str) -> dict[int, tuple[int, int]]:
+    """
+    Returns the positions of the masks among the tokens, each with where it starts and ends in `text`. The
+    tokenizer of ModernBERT counts the spaces before a mask as part of it, because the token that replaces the
+    mask can start with a space. If tokens don't start with spaces, the spaces stay.
+    """
+    mask_id, keeps_spaces = tokenizer.token_to_id("[MASK]"), not is_byte_level(tokenizer)
+    masks = {}
+    for position, (token_id, (start, end)) in enumerate(zip(encoding.ids, encoding.offsets, strict=True)):
+        if token_id == mask_id:
+            masks[position] = (end - len(text[start:end].lstrip()) if keeps_spaces else start, end)
+    return masks
+
+
+def replace_spans(text: str, spans: Iterable[tuple[int, int]], tokens: list[str]) -> str:
+    """Puts tokens into the text itself, because decoding the ids could change the rest of the text."""
+    for (start, end), token in reversed([*zip(spans, tokens, strict=True)]):
+        text = text[:start] + token + text[end:]
+    return text
 
 
 def newest_run(runs: Path) -> Path:
@@ -205,13 +222,11 @@ def main(argv: list[str] | None = None) -> None:
                 table.add_row(token, f"{guess.probability:.1%}", printable(guess.sequence))
             console.print(table, soft_wrap=False)
             console.print()
-        pieces = options.text.split("[MASK]")
-        if len(pieces) != len(answers) + 1:
-            raise ValueError("the tokenizer also takes other words for a mask; write each mask as [MASK]")
-        best = [guesses[0].token for guesses in answers] + [""]
-        sentence = "".join(piece + token for piece, token in zip(pieces, best, strict=True))
+        encoding = tokenizer.encode(options.text)
+        spans = find_masks(tokenizer, encoding, options.text).values()
+        sentence = replace_spans(options.text, spans, [guesses[0].token for guesses in answers])
         console.print(f"  all filled in: {printable(sentence)}\n", soft_wrap=False)
-        print_caveats(tokenizer.encode(options.text).tokens.count("[UNK]"))
+        print_caveats(encoding.tokens.count("[UNK]"))
 
 
 if __name__ == "__main__":

@@ -162,6 +162,8 @@ def add_embeddings(
         )
     if not all(ids and min(ids) >= 0 and max(ids) < len(embedding.weight) for ids in pieces):
         raise ValueError(f"each new token needs pieces with ids from 0 to {len(embedding.weight) - 1}")
+    if not pieces:
+        return
     means = torch.stack([embedding.weight[ids].mean(0) for ids in pieces])  # (N, D)
     bias_means = torch.stack([head.bias[ids].mean() for ids in pieces])  # (N)
     # Frozen parameters stay frozen.

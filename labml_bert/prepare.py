@@ -52,6 +52,7 @@ from labml_bert.data.tokenizers import load_tokenizer, unknown_fraction, wordpie
 from labml_bert.files import check_utf8
 from labml_bert.run.terminal import command, describe_unknown, exit_on_bad_input, header
 from labml_bert.stdout import OneLineParser, console, display_path
+from labml_bert.training.checkpoint import CHECKPOINT
 
 VOCAB_SIZE = 30_000
 # At most about this fraction of the text is held out.
@@ -208,7 +209,11 @@ def main(argv: list[str] | None = None) -> None:
     path = display_path(options.output)
     # If the folder has the name of a built-in text, `--corpus` would choose that text.
     path = f"./{path}" if path in NAMES else path
-    example = command("-m", "experiments.own_language", "--corpus", path)
+    words = ["-m", "experiments.own_language"]
+    model = options.tokenizer
+    if model is not None and any((model / name).is_file() for name in ("model.safetensors", CHECKPOINT)):
+        words = ["-m", "experiments.continue_pretraining", "--from", display_path(model)]
+    example = command(*words, "--corpus", path)
     console.print(f"  {example}\n")
 
 

@@ -73,6 +73,14 @@ def test_padding_does_not_matter(kind: str, pooling: module.Pooling) -> None:
     assert (embed(model, tokenizer, TEXTS, pooling) - alone).abs().max() < TOLERANCE
 
 
+def test_padding_by_the_tokenizer_does_not_matter_either() -> None:
+    tokenizer = subword_tokenizer()
+    model = model_of("bert", tokenizer)
+    expected = pool_texts(model, tokenizer, TEXTS)
+    tokenizer.enable_padding(pad_id=2, length=16)
+    assert torch.equal(pool_texts(model, tokenizer, TEXTS), expected)
+
+
 def test_special_tokens_that_somebody_typed_are_not_part_of_the_mean() -> None:
     tokenizer = character_tokenizer(["dog"])
     model = model_of("bert", tokenizer)

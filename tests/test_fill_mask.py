@@ -148,13 +148,23 @@ def test_the_spaces_before_a_mask_stay(is_stripped: bool) -> None:
 
 
 @pytest.mark.processes
-def test_other_words_for_a_mask_are_refused(
+def test_other_words_for_a_mask_are_filled_too(
     run_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     tokenizer = word_tokenizer(["the cat sat"] * 2)
     tokenizer.add_special_tokens([AddedToken("[MASK]", normalized=True, special=True)])
     config = BertConfig(tokenizer.get_vocab_size(), 16, 1, 2, 16, max_position_embeddings=8)
-    monkeypatch.setattr(fill_mask, "load_model", lambda *_: (BertForMaskedLM(config).eval(), tokenizer))
-    with pytest.raises(SystemExit) as exit_info:
-        fill_mask.main(["--run", str(run_folder), "the [mask] sat"])
-    assert exit_info.value.code == 2 and "write each mask as [MASK]" in capsys.readouterr().err
+    model = BertForMaskedLM(config).eval()
+    monkeypatch.setattr(fill_mask, "load_model", lambda *_: (model, tokenizer))
+    fill_mask.main(["--run", str(run_folder), "the [mask] sat"])
+    ((best, *_),) = fill_mask.fill_mask(model, tokenizer, "the [mask] sat")
+    assert f"all filled in: the {best.token} sat\n" in capsys.readouterr().out
+
+
+def test_a_tokenizer_that_pads_gives_the_same_predictions() -> None:
+    tokenizer = word_tokenizer(["the cat sat"] * 2)
+    config = BertConfig(tokenizer.get_vocab_size(), 16, 1, 2, 16, max_position_embeddings=8)
+    model = BertForMaskedLM(config).eval()
+    expected = fill_mask.fill_mask(model, tokenizer, "the [MASK] sat")
+    tokenizer.enable_padding(length=8)
+    assert fill_mask.fill_mask(model, tokenizer, "the [MASK] sat") == expected

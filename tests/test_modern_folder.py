@@ -15,7 +15,9 @@ from labml_bert.checksums import SUMS
 from labml_bert.data.tokenizers import character_tokenizer, save_tokenizer
 from labml_bert.modern import ModernBertConfig, ModernBertForMaskedLM
 from labml_bert.modern_folder import from_pretrained, read_config, save_pretrained
+from labml_bert.stdout import printable
 from tests.support.parity import TOLERANCE
+from tests.support.small_models import byte_level_tokenizer
 
 TEXT = ["The quick brown fox jumps over the lazy dog. 0123456789"]
 
@@ -55,6 +57,26 @@ def test_the_pipeline_of_transformers_fills_a_mask_as_we_do(tmp_path: Path) -> N
     for guess, answer in zip(ours, answers[:3], strict=True):
         assert guess.token == tokenizer.id_to_token(answer["token"])
         assert guess.probability == pytest.approx(answer["score"], abs=TOLERANCE)
+
+
+def test_a_byte_level_token_is_shown_as_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The published ModernBERT has such a vocabulary. Its mask token includes the spaces before it."""
+    transformers = pytest.importorskip("transformers", reason="transformers is what this is compared with")
+    tokenizer = byte_level_tokenizer()
+    model = small_model(vocab_size=tokenizer.get_vocab_size())
+    save_pretrained(model, tmp_path)
+    save_tokenizer(tokenizer, tmp_path)
+    theirs = transformers.pipeline("fill-mask", model=str(tmp_path), tokenizer=str(tmp_path))
+    size, text = tokenizer.get_vocab_size(), "the old [MASK] saw"
+    (ours,) = fill_mask.fill_mask(*fill_mask.load_model(tmp_path), text, top_k=size - 5)
+    answers = [answer for answer in theirs(text, top_k=size) if answer["token"] >= 5]
+    assert [guess.token for guess in ours] == [answer["token_str"] for answer in answers]
+    assert [guess.sequence for guess in ours] == [answer["sequence"] for answer in answers]
+    assert {" the", "s", "\ufffd"} <= {guess.token for guess in ours}
+    fill_mask.main(["--run", str(tmp_path), "--top-k", "3", "[MASK] cats saw [MASK]."])
+    first, second = fill_mask.fill_mask(*fill_mask.load_model(tmp_path), "[MASK] cats saw [MASK].")
+    sentence = f"{first[0].token} cats saw{second[0].token}."
+    assert f"all filled in: {printable(sentence)}" in capsys.readouterr().out
 
 
 def damaged(folder: Path, **changes: object) -> Path:

@@ -1,5 +1,6 @@
 """New tokens: their embeddings, the larger tokenizer, and folders that `transformers` opens."""
 
+import copy
 import io
 from pathlib import Path
 
@@ -110,6 +111,14 @@ def test_pieces_that_the_model_does_not_have_are_refused(ids: list[int]) -> None
     model = small_model("bert", tokenizer.get_vocab_size())
     with pytest.raises(ValueError, match="each new token needs pieces with ids from 0 to"):
         add_embeddings(model, [ids, [5]], add_tokens(tokenizer, WORDS))
+
+
+def test_no_new_token_leaves_the_model_as_it_is() -> None:
+    tokenizer = small_tokenizer()
+    model = small_model("bert", tokenizer.get_vocab_size())
+    before = copy.deepcopy(model.state_dict())
+    add_embeddings(model, [], tokenizer)
+    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
 
 
 @pytest.mark.parametrize("kind", ["bert", "modern"])

@@ -225,7 +225,8 @@ def group_documents(documents: Iterable[str]) -> Iterator[list[str]]:
     texts: list[str] = []
     size = 0
     for text in documents:
-        if text.strip():
+        # The tokenizer deletes characters that aren't printable, such as zero-width spaces.
+        if any(character.isprintable() and character != " " for character in text):
             texts.append(text)
             size += len(text)
         if size >= SHARD_CHARACTERS and len(texts) > 1:

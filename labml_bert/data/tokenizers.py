@@ -212,9 +212,10 @@ def unknown_fraction(tokenizer: Tokenizer, input_ids: Tensor, texts: Iterable[st
 
 def encode_texts(tokenizer: Tokenizer, texts: list[str]) -> list[list[int]]:
     """
-    Returns the ids of each text, without special tokens. If a text contains the characters `[MASK]`, they are
-    text, not a mask.
+    Returns the ids of each whole text, without special tokens. If a text contains the characters `[MASK]`,
+    they are text, not a mask.
     """
+    tokenizer = plain_tokenizer(tokenizer)
     setting = tokenizer.encode_special_tokens
     tokenizer.encode_special_tokens = True
     try:
@@ -226,6 +227,31 @@ def encode_texts(tokenizer: Tokenizer, texts: list[str]) -> list[list[int]]:
         ]
     finally:
         tokenizer.encode_special_tokens = setting
+
+
+def plain_tokenizer(tokenizer: Tokenizer) -> Tokenizer:
+    """Returns the tokenizer itself, or if it pads or truncates, a copy that does neither."""
+    if tokenizer.padding is None and tokenizer.truncation is None:
+        return tokenizer
+    tokenizer = Tokenizer.from_str(tokenizer.to_str())
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    return tokenizer
+
+
+def is_byte_level(tokenizer: Tokenizer) -> bool:
+    """Whether the tokens are sequences of bytes, as in ModernBERT's vocabulary."""
+    return isinstance(tokenizer.decoder, decoders.ByteLevel)
+
+
+def token_text(tokenizer: Tokenizer, token_id: int) -> str:
+    """
+    Returns the text of a token, or `?` if there is no such token. A byte-level vocabulary spells each byte as
+    a letter, for example a space as `Ġ`, so it has to be decoded. Part of a character becomes `�`.
+    """
+    if is_byte_level(tokenizer):
+        return tokenizer.decode([token_id], skip_special_tokens=False)
+    return tokenizer.id_to_token(token_id) or "?"
 
 
 def split_lines(text: str, size: int = 10_000) -> list[str]:

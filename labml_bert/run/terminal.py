@@ -31,6 +31,7 @@ from tokenizers import Tokenizer, decoders
 from torch import OutOfMemoryError, Tensor
 
 from labml_bert.baselines.ngrams import Baseline
+from labml_bert.data.tokenizers import token_text
 from labml_bert.mlm import IGNORE
 from labml_bert.stdout import (
     REMEDIES,
@@ -362,13 +363,13 @@ def filled_lines(
     `input_ids`, `labels` and `guesses` are `(T,)`.
     """
     gap, space, right, wrong = "_~+x" if is_ascii_only() else "▁␣✓✗"
-    # Our character tokenizer keeps the spaces of the text. Our other tokenizers lose them.
-    loses_spaces = not isinstance(tokenizer.decoder, decoders.Fuse)
+    # Our character tokenizer and byte-level tokenizers keep the spaces of the text. The others lose them.
+    loses_spaces = not isinstance(tokenizer.decoder, decoders.Fuse | decoders.ByteLevel)
     text, predictions, symbols = Text("    "), Text("    "), Text("    ")
     for token, label, guess in zip(input_ids.tolist(), labels.tolist(), guesses.tolist(), strict=True):
-        name, answer = (tokenizer.id_to_token(i) for i in (token if label == IGNORE else label, guess))
-        before = " " if loses_spaces and text.plain.strip() and not (name or "").startswith("##") else ""
-        token_text, prediction = printable(name).removeprefix("##"), printable(answer).removeprefix("##")
+        name, answer = (token_text(tokenizer, i) for i in (token if label == IGNORE else label, guess))
+        before = " " if loses_spaces and text.plain.strip() and not name.startswith("##") else ""
+        visible, prediction = printable(name).removeprefix("##"), printable(answer).removeprefix("##")
         if label == IGNORE:
             prediction = symbol = ""
             style = ""
@@ -376,11 +377,11 @@ def filled_lines(
             style = "bold green" if guess == label else "bold red"
             symbol = right if guess == label else wrong
             prediction = prediction.replace(" ", space)
-            token_text = gap * max(len(token_text), len(prediction))
-        size = len(before) + len(token_text)
+            visible = gap * max(len(visible), len(prediction))
+        size = len(before) + len(visible)
         if len(text) + size > width:
             break
-        text.append(before + token_text)
+        text.append(before + visible)
         predictions.append((before + prediction).ljust(size), style)
         symbols.append((before + symbol).ljust(size), style)
     return [text, predictions, symbols]

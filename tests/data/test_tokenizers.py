@@ -51,6 +51,18 @@ def test_mask_is_plain_text_in_a_corpus_and_a_special_token_elsewhere() -> None:
     assert tokenizer.encode("[MASK]").ids == [4]
 
 
+def test_a_tokenizer_that_pads_or_truncates_still_gives_the_ids_of_each_whole_text() -> None:
+    tokenizer = character_tokenizer([TEXT])
+    ids, texts = encode_corpus(tokenizer, [TEXT]), ["a line", "a tab\t"]
+    expected = encode_texts(tokenizer, texts)
+    tokenizer.enable_padding(length=20)
+    tokenizer.enable_truncation(3)
+    settings = tokenizer.to_str()
+    assert encode_texts(tokenizer, texts) == expected and [*map(len, expected)] == [6, 6]
+    assert encode_corpus(tokenizer, [TEXT]).equal(ids)
+    assert tokenizer.to_str() == settings, "the settings belong to the caller"
+
+
 def test_word_tokenizer() -> None:
     text = "The cat. the CAT, a dog; The end" * 3
     tokenizer = word_tokenizer([text], vocab_size=12)
@@ -210,6 +222,7 @@ def test_ctrl_c_between_two_parts_of_the_texts_restores_the_tokenizer() -> None:
 
     class Interrupting:
         encode_special_tokens = setting
+        padding = truncation = None
         calls = 0
 
         def encode_batch_fast(self, texts: list[str], add_special_tokens: bool) -> list[Any]:

@@ -7,10 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from experiments import own_language
 from labml_bert import fill_mask, prepare
 from labml_bert.data.corpora import Corpus
+from labml_bert.data.masked_text import MaskedText
 from labml_bert.data.token_files import TokenizedCorpus
 from labml_bert.data.tokenizers import wordpiece_tokenizer
 from labml_bert.run.experiment import Run
@@ -147,6 +149,45 @@ def test_a_note_says_that_the_ids_have_changed_during_the_training(
     monkeypatch.setattr(Run, "finish", write_and_finish)
     main_in_process(monkeypatch, tmp_path, *words, experiment="own_language")
     assert "tokens/train.bin has changed during the training; start a new run" in capsys.readouterr().err
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("adds_cls_sep", [True, False])
+def test_a_model_fits_the_tokenizer_of_prepared_tokens(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    adds_cls_sep: bool,
+) -> None:
+    """`[PAD]` has another id than in our tokenizers, and not every tokenizer adds `[CLS]` and `[SEP]`."""
+    text = "".join(small_text(2000, seed) for seed in range(3))
+    (tmp_path / "text.txt").write_text(text, encoding="utf-8")
+    names = ["the", "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *sorted({*text.split()} - {"the"})]
+    tokenizer = Tokenizer(models.WordLevel({name: i for i, name in enumerate(names)}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    if adds_cls_sep:
+        ends = [("[CLS]", 3), ("[SEP]", 4)]
+        tokenizer.post_processor = processors.TemplateProcessing("[CLS] $A [SEP]", special_tokens=ends)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    monkeypatch.chdir(tmp_path)
+    prepare.main(["text.txt", "--output=tokens", "--tokenizer=tokenizer.json"])
+    assert "-m experiments.own_language --corpus tokens" in capsys.readouterr().out
+    batches = []
+    original = MaskedText.batch
+
+    def remember(self: MaskedText, length: int) -> dict[str, torch.Tensor]:
+        batches.append(original(self, length))
+        return batches[-1]
+
+    monkeypatch.setattr(MaskedText, "batch", remember)
+    words = [*SIZES, "--corpus=tokens", "--steps=2", "--schedule=8", "--batch-tokens=64"]
+    main_in_process(monkeypatch, tmp_path, *words, experiment="own_language")
+    (folder,) = (tmp_path / "logs" / "own_language").iterdir()
+    model, _ = fill_mask.load_model(folder)
+    assert model.config.pad_token_id == 1
+    assert (batches[0]["input_ids"][:, 0] == 3).all() == adds_cls_sep
+    prepare.main(["text.txt", "--output=more", f"--tokenizer={folder / 'model'}"])
+    assert "-m experiments.continue_pretraining --from logs/" in capsys.readouterr().out
 
 
 def test_prepared_tokens_keep_their_tokenizer(tmp_path: Path) -> None:

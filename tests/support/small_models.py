@@ -1,12 +1,12 @@
-"""A small tokenizer and random models of both kinds."""
+"""Small tokenizers and random models of both kinds."""
 
 import random
 from dataclasses import replace
 
 import torch
-from tokenizers import Tokenizer
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
-from labml_bert.data.tokenizers import wordpiece_tokenizer
+from labml_bert.data.tokenizers import SPECIAL_TOKENS, wordpiece_tokenizer
 from labml_bert.models import BertForMaskedLM
 from labml_bert.modern import ModernBertConfig, ModernBertForMaskedLM
 from tests.support.parity import perturb_weights, random_config
@@ -18,6 +18,22 @@ Model = BertForMaskedLM | ModernBertForMaskedLM
 def subword_tokenizer() -> Tokenizer:
     """A tokenizer that splits *unusual* into several pieces, and doesn't know the letter z."""
     return wordpiece_tokenizer(["the cat saw an old dog " * 9, TEXT], 45)
+
+
+def byte_level_tokenizer() -> Tokenizer:
+    """A tokenizer like that of the published ModernBERT, but with the special tokens of BERT first."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=300, special_tokens=list(SPECIAL_TOKENS), initial_alphabet=alphabet, show_progress=False
+    )
+    tokenizer.train_from_iterator(["the cat saw an old dog " * 9, TEXT], trainer)
+    tokenizer.add_special_tokens([AddedToken("[MASK]", lstrip=True, special=True)])
+    ends = [(name, tokenizer.token_to_id(name)) for name in ("[CLS]", "[SEP]")]
+    tokenizer.post_processor = processors.TemplateProcessing("[CLS] $A [SEP]", special_tokens=ends)
+    return tokenizer
 
 
 def random_model(kind: str, vocab_size: int, seed: int, **sizes: int) -> Model:
