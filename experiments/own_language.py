@@ -7,8 +7,7 @@ and run one command:
     python experiments/own_language.py --corpus my_texts
 
 The command trains a subword vocabulary, chooses sizes that suit the amount of text, and pretrains the modern
-encoder of `modern.py`. It saves the model in the run's subfolder `model`, which `transformers` can load as a
-ModernBERT.
+encoder of `modern.py`. In the run's subfolder `model`, it saves a ModernBERT that `transformers` can load.
 
 Why not the original BERT? A small BERT can spend most of a short run on a [plateau](../stuck.md). [The
 chapter on this script](../own-language.md) shows a run on a German text.
@@ -168,9 +167,8 @@ def main(run: Run, options: Options) -> None:
             generator=run.generator,
             with_cls_sep=tokenizer.num_special_tokens_to_add(False) > 0,
         )
-    pad_token_id = tokenizer.token_to_id("[PAD]")
-    config = options.modern_config(vocab_size=text.vocab_size, pad_token_id=pad_token_id)
-    model = ModernBertForMaskedLM(config)
+    ids = {"vocab_size": text.vocab_size, "pad_token_id": tokenizer.token_to_id("[PAD]")}
+    model = ModernBertForMaskedLM(options.modern_config(**ids))
     details = {
         "vocabulary": f"{text.vocab_size:,} subwords, "
         f"one per {corpus.train_characters // text.vocab_size:,} characters",

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer
 
-from labml_bert.fill_mask import fill_mask
+from labml_bert.fill_mask import encode_text, fill_mask
 from labml_bert.models import BertForMaskedLM
 
 
@@ -30,7 +30,7 @@ def attention_map(model: BertForMaskedLM, tokenizer: Tokenizer, text: str) -> di
     Raises `ValueError` if there is no mask, or if the text has more tokens than the model has positions.
     """
     predictions = fill_mask(model, tokenizer, text)
-    encoding = tokenizer.encode(text)
+    encoding = encode_text(model, tokenizer, text)
     input_ids = torch.tensor([encoding.ids])  # (1, T)
     attentions = model.bert(input_ids, output_attentions=True).attentions
     weights = torch.stack(attentions)[:, 0]  # (L, H, T, T)

@@ -16,7 +16,7 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from labml_bert.data.tokenizers import SPECIAL_TOKENS, encode_texts, special_token_ids
+from labml_bert.data.tokenizers import cls_sep_ids, encode_texts
 from labml_bert.heads import (
     BertClassifier,
     BertForQuestionAnswering,
@@ -52,13 +52,12 @@ def encode_examples(tokenizer: Tokenizer, examples: Sequence[Example], max_lengt
     tokens, special tokens included. A text that is too long loses its last tokens. In a pair, the longer text
     is shortened first, as in `_truncate_seq_pair` of the original `run_classifier.py`.
 
-    Raises `ValueError` if a text has no tokens, or if `max_length` is below 5. Even a pair of texts with one
-    token each needs 5, because of the special tokens.
+    Raises `ValueError` if a text has no tokens, if the tokenizer has no `[CLS]` or `[SEP]`, or if
+    `max_length` is below 5. Even a pair of texts with one token each needs 5, because of the special tokens.
     """
     if max_length < 5:
         raise ValueError(f"max_length is {max_length}; two tokens and three special tokens need 5")
-    special_ids = special_token_ids(tokenizer)
-    cls_id, sep_id = (special_ids[SPECIAL_TOKENS.index(name)] for name in ("[CLS]", "[SEP]"))
+    cls_id, sep_id = cls_sep_ids(tokenizer)
     texts = encode_texts(tokenizer, [example.text for example in examples])
     pairs = encode_texts(tokenizer, [example.pair or "" for example in examples])
     rows = []

@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from tokenizers import AddedToken
+from tokenizers import AddedToken, Tokenizer, decoders, models
 
 from labml_bert import fill_mask, model_folder
+from labml_bert.attention_map import attention_map
 from labml_bert.bert import BertConfig
 from labml_bert.classify import load_pretrained
-from labml_bert.data.tokenizers import word_tokenizer
+from labml_bert.data.tokenizers import is_byte_level, token_text, word_tokenizer
 from labml_bert.files import write_tensors
 from labml_bert.fill_mask import load_model, newest_run
 from labml_bert.models import BertForMaskedLM
@@ -166,5 +167,21 @@ def test_a_tokenizer_that_pads_gives_the_same_predictions() -> None:
     config = BertConfig(tokenizer.get_vocab_size(), 16, 1, 2, 16, max_position_embeddings=8)
     model = BertForMaskedLM(config).eval()
     expected = fill_mask.fill_mask(model, tokenizer, "the [MASK] sat")
+    expected_map = attention_map(model, tokenizer, "the [MASK] sat")
     tokenizer.enable_padding(length=8)
     assert fill_mask.fill_mask(model, tokenizer, "the [MASK] sat") == expected
+    assert attention_map(model, tokenizer, "the [MASK] sat") == expected_map
+
+
+def test_the_text_of_a_token_is_decoded() -> None:
+    """Other vocabularies also spell a space, or the end of a word, as letters of a token."""
+    tokenizer = Tokenizer(models.WordLevel({"▁cat": 0, "s</w>": 1, "##s": 2}))
+    tokenizer.decoder = decoders.Metaspace()
+    assert token_text(tokenizer, 0) == "cat" and token_text(tokenizer, 3) == "?"
+    tokenizer.decoder = decoders.BPEDecoder()
+    assert token_text(tokenizer, 1) == "s"
+    tokenizer.decoder = decoders.WordPiece()
+    assert token_text(tokenizer, 2) == "##s"
+    assert not is_byte_level(tokenizer)
+    tokenizer.decoder = decoders.Sequence([decoders.Fuse(), decoders.ByteLevel()])
+    assert is_byte_level(tokenizer)

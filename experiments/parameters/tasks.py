@@ -16,7 +16,7 @@ from typing import NamedTuple
 from tokenizers import Tokenizer
 
 from labml_bert.data.docstring_tasks import distinct_docstrings
-from labml_bert.data.tokenizers import SPECIAL_TOKENS, encode_texts, special_token_ids
+from labml_bert.data.tokenizers import cls_sep_ids, encode_texts
 from labml_bert.finetuning import Row
 from labml_bert.mlm import IGNORE
 
@@ -109,8 +109,7 @@ def make_items(task: str, tokenizer: Tokenizer, functions: Sequence[Function], l
     task *span*, a docstring needs at least two parameters. It gives one item for each of them, and the answer
     is the first gap of that parameter. A docstring that is too long loses its end.
     """
-    ids = special_token_ids(tokenizer)
-    cls_id, sep_id = (ids[SPECIAL_TOKENS.index(name)] for name in ("[CLS]", "[SEP]"))
+    cls_id, sep_id = cls_sep_ids(tokenizer)
     items = []
     for words, is_parameter in functions:
         names = Function(words, is_parameter).parameters if task == SPAN else [""]

@@ -17,7 +17,13 @@ from labml_bert.checks import check_longest, check_masking, check_mlm_probabilit
 from labml_bert.data.corpora import Corpus
 from labml_bert.data.held_out import HELD_OUT_MLM_PROBABILITY, mask_held_out
 from labml_bert.data.token_files import TokenizedCorpus
-from labml_bert.data.tokenizers import SPECIAL_TOKENS, encode_corpus, special_token_ids, unknown_fraction
+from labml_bert.data.tokenizers import (
+    SPECIAL_TOKENS,
+    cls_sep_ids,
+    encode_corpus,
+    special_token_ids,
+    unknown_fraction,
+)
 from labml_bert.data.windows import put_cls_sep, random_windows
 from labml_bert.mlm import IGNORE, MaskedTokens, TokenMasker
 
@@ -69,8 +75,7 @@ class MaskedText:
         check_lengths(len(self.train_ids), len(valid_ids), longest, batch_tokens, max_position_embeddings)
         if isinstance(corpus, Corpus) and not any(map(str.strip, corpus.valid)):
             raise ValueError("the held-out tenth of the text is blank; remove blank lines, or use more text")
-        cls_id, sep_id = (self.special_ids[SPECIAL_TOKENS.index(name)] for name in ("[CLS]", "[SEP]"))
-        self.cls_sep = (cls_id, sep_id) if with_cls_sep else None
+        self.cls_sep = cls_sep_ids(tokenizer) if with_cls_sep else None
         counted = sample_evenly(self.train_ids, BASELINE_TOKENS)
         self.baselines = ngram_baselines(counted, valid_ids, self.vocab_size, self.special_ids)
         texts = corpus.valid if isinstance(corpus, Corpus) else []

@@ -181,6 +181,14 @@ def special_token_ids(tokenizer: Tokenizer) -> list[int]:
     return [i for i in ids if i is not None]
 
 
+def cls_sep_ids(tokenizer: Tokenizer) -> tuple[int, int]:
+    """Returns the ids of `[CLS]` and `[SEP]`. Raises `ValueError` if the tokenizer lacks one of them."""
+    cls_id, sep_id = (tokenizer.token_to_id(token) for token in ("[CLS]", "[SEP]"))
+    if cls_id is None or sep_id is None:
+        raise ValueError("the tokenizer has no [CLS] or no [SEP]; add both with add_special_tokens")
+    return cls_id, sep_id
+
+
 def encode_corpus(tokenizer: Tokenizer, documents: list[str]) -> Tensor:
     """
     ## A corpus as one row of ids
@@ -194,8 +202,8 @@ def encode_corpus(tokenizer: Tokenizer, documents: list[str]) -> Tensor:
 
 def unknown_fraction(tokenizer: Tokenizer, input_ids: Tensor, texts: Iterable[str] = ()) -> float:
     """The fraction of `[UNK]` in the ids, or of `texts` in words too long for WordPiece if that's larger."""
-    unknown_id = special_token_ids(tokenizer)[SPECIAL_TOKENS.index("[UNK]")]
-    fraction = (input_ids == unknown_id).float().mean().item()
+    unknown_id = tokenizer.token_to_id("[UNK]")
+    fraction = 0.0 if unknown_id is None else (input_ids == unknown_id).float().mean().item()
     if not isinstance(tokenizer.model, models.WordPiece):
         return fraction
     longest, total, too_long = tokenizer.model.max_input_chars_per_word, 0, 0
@@ -241,17 +249,20 @@ def plain_tokenizer(tokenizer: Tokenizer) -> Tokenizer:
 
 def is_byte_level(tokenizer: Tokenizer) -> bool:
     """Whether the tokens are sequences of bytes, as in ModernBERT's vocabulary."""
-    return isinstance(tokenizer.decoder, decoders.ByteLevel)
+    # The decoder can be one of several in a sequence.
+    return tokenizer.decoder is not None and b'"ByteLevel"' in tokenizer.decoder.__getstate__()
 
 
 def token_text(tokenizer: Tokenizer, token_id: int) -> str:
     """
-    Returns the text of a token, or `?` if there is no such token. A byte-level vocabulary spells each byte as
-    a letter, for example a space as `Ġ`, so it has to be decoded. Part of a character becomes `�`.
+    Returns the text of a token, or `?` if there is no such token. In some vocabularies, it has to be decoded:
+    a byte-level vocabulary spells each byte as a letter, for example a space as `Ġ`. Part of a character
+    becomes `�`. In WordPiece, the `##` stays, because it shows that the token continues a word.
     """
-    if is_byte_level(tokenizer):
-        return tokenizer.decode([token_id], skip_special_tokens=False)
-    return tokenizer.id_to_token(token_id) or "?"
+    token = tokenizer.id_to_token(token_id)
+    if token is None or isinstance(tokenizer.decoder, decoders.WordPiece | None):
+        return token or "?"
+    return tokenizer.decode([token_id], skip_special_tokens=False)
 
 
 def split_lines(text: str, size: int = 10_000) -> list[str]:
@@ -367,8 +378,8 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path, **settings: object) -> No
     names = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
     config: dict[str, object] = dict(zip(names, SPECIAL_TOKENS, strict=True))
     config |= {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
-    normalizer = json.loads(tokenizer.to_str())["normalizer"] or {}
-    if isinstance(tokenizer.model, models.WordPiece) and normalizer.get("type") == "BertNormalizer":
+    normalizer = json.loads(tokenizer.to_str())["normalizer"]
+    if is_bert_wordpiece(tokenizer):
         config |= {
             "tokenizer_class": "BertTokenizer",
             "do_lower_case": normalizer["lowercase"],
@@ -378,6 +389,18 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path, **settings: object) -> No
         pieces = sorted(tokenizer.get_vocab().items(), key=lambda item: item[1])
         write_checked(folder / "vocab.txt", "\n".join(piece for piece, _ in pieces))
     write_checked(folder / "tokenizer_config.json", json.dumps(config | settings, indent=2))
+
+
+def is_bert_wordpiece(tokenizer: Tokenizer) -> bool:
+    """Whether a `BertTokenizer` with the same vocabulary, and three settings, gives the same ids."""
+    settings = json.loads(tokenizer.to_str())
+    expected = json.loads(untrained_wordpiece({}, False).to_str())
+    for parts in (settings, expected):
+        parts["model"]["vocab"] = None
+        for name in ("lowercase", "strip_accents", "handle_chinese_chars"):
+            (parts["normalizer"] or {}).pop(name, None)
+    has_cls_sep = tokenizer.num_special_tokens_to_add(False) == 2
+    return has_cls_sep and all(settings[p] == expected[p] for p in ("normalizer", "pre_tokenizer", "model"))
 
 
 def read_settings(folder: Path) -> dict[str, Any]:

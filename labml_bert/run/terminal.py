@@ -31,7 +31,7 @@ from tokenizers import Tokenizer, decoders
 from torch import OutOfMemoryError, Tensor
 
 from labml_bert.baselines.ngrams import Baseline
-from labml_bert.data.tokenizers import token_text
+from labml_bert.data.tokenizers import is_byte_level, token_text
 from labml_bert.mlm import IGNORE
 from labml_bert.stdout import (
     REMEDIES,
@@ -364,7 +364,7 @@ def filled_lines(
     """
     gap, space, right, wrong = "_~+x" if is_ascii_only() else "▁␣✓✗"
     # Our character tokenizer and byte-level tokenizers keep the spaces of the text. The others lose them.
-    loses_spaces = not isinstance(tokenizer.decoder, decoders.Fuse | decoders.ByteLevel)
+    loses_spaces = not isinstance(tokenizer.decoder, decoders.Fuse) and not is_byte_level(tokenizer)
     text, predictions, symbols = Text("    "), Text("    "), Text("    ")
     for token, label, guess in zip(input_ids.tolist(), labels.tolist(), guesses.tolist(), strict=True):
         name, answer = (token_text(tokenizer, i) for i in (token if label == IGNORE else label, guess))

@@ -5,18 +5,21 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import transformers
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
 from labml_bert.data.tokenizers import (
     LONGEST_WORD,
     SPECIAL_TOKENS,
     character_tokenizer,
+    cls_sep_ids,
     encode_corpus,
     encode_texts,
     load_tokenizer,
@@ -27,6 +30,8 @@ from labml_bert.data.tokenizers import (
     word_tokenizer,
     wordpiece_tokenizer,
 )
+from labml_bert.finetuning import encode_examples
+from labml_bert.labeled_text import Example
 
 TEXT = "Ünïcode, tabs\tand\r\n line ends; [MASK] is text here. 日本語 🙂\n" * 400
 
@@ -61,6 +66,35 @@ def test_a_tokenizer_that_pads_or_truncates_still_gives_the_ids_of_each_whole_te
     assert encode_texts(tokenizer, texts) == expected and [*map(len, expected)] == [6, 6]
     assert encode_corpus(tokenizer, [TEXT]).equal(ids)
     assert tokenizer.to_str() == settings, "the settings belong to the caller"
+
+
+def test_a_tokenizer_may_lack_some_special_tokens() -> None:
+    """A byte-level tokenizer needs no `[UNK]`."""
+    tokenizer = Tokenizer(models.WordLevel({"[PAD]": 0, "[CLS]": 1, "[SEP]": 2, "[MASK]": 3, "cat": 4}))
+    assert cls_sep_ids(tokenizer) == (1, 2)
+    row = encode_examples(tokenizer, [Example("cat", 0, None)], 8)[0]
+    assert row.input_ids == [1, 4, 2]
+    assert unknown_fraction(tokenizer, torch.tensor([1, 4, 2])) == 0
+    lacks_sep = Tokenizer(models.WordLevel({"[CLS]": 0, "cat": 1}))
+    with pytest.raises(ValueError, match=r"^the tokenizer has no \[CLS\] or no \[SEP\]; add both"):
+        encode_examples(lacks_sep, [Example("cat", 0, None)], 8)
+
+
+@pytest.mark.parametrize("change", ["no end tokens", "whitespace", "keeps controls", "long words"])
+def test_auto_tokenizer_gives_the_ids_of_an_unusual_wordpiece_tokenizer(tmp_path: Path, change: str) -> None:
+    tokenizer = wordpiece_tokenizer([TEXT], 200)
+    if change == "no end tokens":
+        tokenizer.post_processor = processors.Sequence([])
+    elif change == "whitespace":
+        tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    elif change == "keeps controls":
+        tokenizer.normalizer = normalizers.BertNormalizer(clean_text=False, lowercase=False)
+    else:
+        tokenizer.model.max_input_chars_per_word = 4
+    save_tokenizer(tokenizer, tmp_path)
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    for text in ("tabs, line ends; text", "a\u200bb tabs,x"):
+        assert theirs(text).input_ids == tokenizer.encode(text).ids
 
 
 def test_word_tokenizer() -> None:
@@ -207,6 +241,8 @@ def test_ctrl_c_stops_the_training_of_a_vocabulary(make_tokenizer: Callable[...,
         for read in range(20_000):
             if read == 600:
                 os.kill(os.getpid(), signal.SIGINT)
+            if read > 600:
+                time.sleep(0.001)  # On a busy machine, the main thread may have to wait before it can stop.
             yield text
 
     with pytest.raises(KeyboardInterrupt):
