@@ -389,7 +389,10 @@ def predict_command(options: argparse.Namespace) -> None:
     if has_pair and model.config.type_vocab_size < 2:
         raise ValueError(f"the model in {options.model} has one token type; leave out --pair, or use another")
     max_length = read_max_length(settings, model.config.max_position_embeddings)
-    rows = encode_examples(tokenizer, [Example(text, 0, options.pair) for text in texts], max_length)
+    examples = [Example(text, 0, options.pair) for text in texts]
+    # Classifiers of `transformers` may have been trained on texts with special tokens in them.
+    split = settings.get("split_special_tokens") is True
+    rows = encode_examples(tokenizer, examples, max_length, split)
     probabilities = predict(model, rows).softmax(-1)  # (N, K)
     table = Table(box=None, padding=(0, 2), header_style="dim")
     table.add_column("label", overflow="fold", max_width=30)

@@ -130,9 +130,9 @@ def fill_mask(
     model: BertForMaskedLM | ModernBertForMaskedLM, tokenizer: Tokenizer, text: str, top_k: int = 5
 ) -> list[list[Guess]]:
     """
-    For each `[MASK]` in `text`, in order, returns the `top_k` most probable tokens, best first. Special
-    tokens are left out. The softmax is over the whole vocabulary, so the returned probabilities sum to less
-    than 1.
+    For each `[MASK]` in `text`, in order, returns the `top_k` most probable tokens, best first. The model
+    must be in eval mode. Special tokens are left out. The softmax is over the whole vocabulary, so the
+    returned probabilities sum to less than 1.
 
     Raises `ValueError` if the text has no mask, if `top_k` is below 1, or if the vocabulary has only special
     tokens. Also raises the errors of `encode_text`.
@@ -164,13 +164,15 @@ def find_masks(tokenizer: Tokenizer, encoding: Encoding, text: str) -> dict[int,
     """
     Returns the positions of the masks among the tokens, each with where it starts and ends in `text`. The
     tokenizer of ModernBERT counts the spaces before a mask as part of it, because the token that replaces the
-    mask can start with a space. If tokens don't start with spaces, the spaces stay.
+    mask can start with a space. If tokens don't start with spaces, the spaces around the mask stay.
     """
     mask_id, keeps_spaces = tokenizer.token_to_id("[MASK]"), not is_byte_level(tokenizer)
     masks = {}
     for position, (token_id, (start, end)) in enumerate(zip(encoding.ids, encoding.offsets, strict=True)):
         if token_id == mask_id:
-            masks[position] = (end - len(text[start:end].lstrip()) if keeps_spaces else start, end)
+            if keeps_spaces:
+                start, end = end - len(text[start:end].lstrip()), start + len(text[start:end].rstrip())
+            masks[position] = start, end
     return masks
 
 

@@ -44,13 +44,19 @@ class Row(NamedTuple):
     `start_positions` and `end_positions` instead."""
 
 
-def encode_examples(tokenizer: Tokenizer, examples: Sequence[Example], max_length: int = 128) -> list[Row]:
+def encode_examples(
+    tokenizer: Tokenizer,
+    examples: Sequence[Example],
+    max_length: int = 128,
+    split_special_tokens: bool = True,
+) -> list[Row]:
     """
     ## From texts to ids
 
     A text becomes `[CLS] A [SEP]`, and a pair becomes `[CLS] A [SEP] B [SEP]`, with at most `max_length`
     tokens, special tokens included. A text that is too long loses its last tokens. In a pair, the longer text
-    is shortened first, as in `_truncate_seq_pair` of the original `run_classifier.py`.
+    is shortened first, as in `_truncate_seq_pair` of the original `run_classifier.py`. If a text contains the
+    characters `[MASK]`, they are text, not a mask, unless `split_special_tokens` is `False`.
 
     Raises `ValueError` if a text has no tokens, if the tokenizer has no `[CLS]` or `[SEP]`, or if
     `max_length` is below 5. Even a pair of texts with one token each needs 5, because of the special tokens.
@@ -58,8 +64,8 @@ def encode_examples(tokenizer: Tokenizer, examples: Sequence[Example], max_lengt
     if max_length < 5:
         raise ValueError(f"max_length is {max_length}; two tokens and three special tokens need 5")
     cls_id, sep_id = cls_sep_ids(tokenizer)
-    texts = encode_texts(tokenizer, [example.text for example in examples])
-    pairs = encode_texts(tokenizer, [example.pair or "" for example in examples])
+    texts = encode_texts(tokenizer, [example.text for example in examples], split_special_tokens)
+    pairs = encode_texts(tokenizer, [example.pair or "" for example in examples], split_special_tokens)
     rows = []
     for example, a, b in zip(examples, texts, pairs, strict=True):
         if not a or (example.pair is not None and not b):

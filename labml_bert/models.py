@@ -307,9 +307,10 @@ def parameter_table(model: nn.Module) -> list[tuple[str, int]]:
     rows: dict[str, int] = {}
     for name, parameter in model.named_parameters():
         path = name.split(".")
-        if "layer" in path:
-            index = path.index("layer")
-            count = len({n.split(".")[index + 1] for n, _ in model.named_parameters() if ".layer." in n})
+        # The list of blocks is called `layer` in BERT and `layers` in ModernBERT.
+        if layer := next((part for part in ("layer", "layers") if part in path), ""):
+            index = path.index(layer)
+            count = len({n.split(".")[index + 1] for n, _ in model.named_parameters() if f".{layer}." in n})
             part = ".".join(path[: index + 1]) + f" × {count}"
         else:
             part = ".".join(path[:-1])

@@ -230,6 +230,23 @@ def test_transformers_opens_the_folder_and_agrees(
     assert json.loads((classifier / "config.json").read_text())["id2label"] == {"0": "no", "1": "yes"}
 
 
+@pytest.mark.slow("trains until the task is learned")
+def test_a_classifier_of_transformers_may_read_special_tokens_in_a_text(
+    classifier: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    transformers = pytest.importorskip("transformers", reason="transformers is what this is compared with")
+    folder = shutil.copytree(classifier, tmp_path / "classifier")
+    (folder / SUMS).unlink()
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    del settings["split_special_tokens"]
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    texts = ["[MASK] yes [SEP] no", "b, yes [SEP] the cat"]
+    theirs = transformers.pipeline("text-classification", str(folder), device="cpu")(texts)
+    classify.main(["predict", str(folder), *texts])
+    for (label, probability), result in zip(predictions_of(capsys.readouterr().out), theirs, strict=True):
+        assert label == result["label"] and probability == pytest.approx(result["score"], abs=6e-4)
+
+
 def test_the_seed_decides_everything(
     backbone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -173,6 +173,14 @@ def test_a_tokenizer_that_pads_gives_the_same_predictions() -> None:
     assert attention_map(model, tokenizer, "the [MASK] sat") == expected_map
 
 
+def test_the_spaces_around_a_mask_stay() -> None:
+    tokenizer = word_tokenizer(["the cat sat"] * 2)
+    tokenizer.add_special_tokens([AddedToken("[MASK]", lstrip=True, rstrip=True, special=True)])
+    spans = fill_mask.find_masks(tokenizer, tokenizer.encode("the [MASK] sat"), "the [MASK] sat")
+    assert spans == {1: (4, 10)}
+    assert fill_mask.replace_spans("the [MASK] sat", spans.values(), ["cat"]) == "the cat sat"
+
+
 def test_the_text_of_a_token_is_decoded() -> None:
     """Other vocabularies also spell a space, or the end of a word, as letters of a token."""
     tokenizer = Tokenizer(models.WordLevel({"▁cat": 0, "s</w>": 1, "##s": 2}))

@@ -287,6 +287,9 @@ def test_the_parameter_table_adds_up() -> None:
     assert table["cls.predictions.bias"] == 21_128
     assert table["bert.encoder.layer × 12"] == 85_054_464
     assert sum(table.values()) == 2 * table["together"]
+    table = dict(parameter_table(ModernBertForMaskedLM(ModernBertConfig(20, 32, 3, 4, 48, pad_token_id=0))))
+    assert [*table][:3] == ["model.embeddings.tok_embeddings", "model.embeddings.norm", "model.layers × 3"]
+    assert sum(table.values()) == 2 * table["together"]
 
 
 def drop_tensor(folder: Path) -> None:

@@ -75,10 +75,11 @@ class PairCollator:
         that aren't masked in the file. By default, about 15% are chosen. Rows are padded to `length` tokens,
         or by default to the longest row of the batch. `generator` draws the masks.
 
-        Raises `ValueError` if you ask for whole-word masking without a WordPiece tokenizer, or if a value in
-        `masking` is out of range.
+        Raises `ValueError` if you ask for whole-word masking without a WordPiece tokenizer whose subwords
+        start with `##`, or if a value in `masking` is out of range.
         """
-        is_wordpiece = isinstance(tokenizer.model, models.WordPiece)
+        model = tokenizer.model
+        is_wordpiece = isinstance(model, models.WordPiece) and model.continuing_subword_prefix == "##"
         if masking is not None and masking.whole_word_mask and not is_wordpiece:
             raise ValueError("whole_word_mask needs subwords; use wordpiece_tokenizer")
         self.masking = masking

@@ -218,14 +218,16 @@ def unknown_fraction(tokenizer: Tokenizer, input_ids: Tensor, texts: Iterable[st
     return max(fraction, too_long / max(total, 1))
 
 
-def encode_texts(tokenizer: Tokenizer, texts: list[str]) -> list[list[int]]:
+def encode_texts(
+    tokenizer: Tokenizer, texts: list[str], split_special_tokens: bool = True
+) -> list[list[int]]:
     """
-    Returns the ids of each whole text, without special tokens. If a text contains the characters `[MASK]`,
-    they are text, not a mask.
+    Returns the ids of each whole text, without adding special tokens. If a text contains the characters
+    `[MASK]`, they are text, not a mask, unless `split_special_tokens` is `False`.
     """
     tokenizer = plain_tokenizer(tokenizer)
     setting = tokenizer.encode_special_tokens
-    tokenizer.encode_special_tokens = True
+    tokenizer.encode_special_tokens = split_special_tokens
     try:
         # Ctrl-C is handled only between two calls of the library, so don't encode all texts in one call.
         return [

@@ -70,23 +70,24 @@ def evaluate_pretraining(
             output: PreTrainingOutput = model(**batch)
         assert output.masked_lm_loss is not None and output.labels is not None
         assert output.next_sentence_loss is not None
-        number, rows = len(output.labels), len(batch["input_ids"])
+        is_random = batch["next_sentence_label"]
+        number, rows = len(output.labels), int((is_random != IGNORE).sum())
         loss += output.masked_lm_loss.item() * number
         correct += masked_accuracy(output.prediction_logits, output.labels).item() * number
         count += number
-        is_random = batch["next_sentence_label"]
         pairs_correct += (output.seq_relationship_logits.argmax(-1) == is_random).sum().item()
-        random += is_random.sum().item()
+        random += (is_random == 1).sum().item()
         pair_loss += output.next_sentence_loss.item() * rows
         pairs += rows
     model.train()
-    chance = max(random, pairs - random) / pairs
+    divisor = max(pairs, 1)
+    chance = max(random, divisor - random) / divisor
     return {
         "loss": loss / max(count, 1),
         "accuracy": correct / max(count, 1),
-        "next_sentence_loss": pair_loss / pairs,
-        "next_sentence_accuracy": pairs_correct / pairs,
+        "next_sentence_loss": pair_loss / divisor,
+        "next_sentence_accuracy": pairs_correct / divisor,
         "next_sentence_chance": chance,
-        "next_sentence_standard_error": math.sqrt(chance * (1 - chance) / pairs),
+        "next_sentence_standard_error": math.sqrt(chance * (1 - chance) / divisor),
         "pairs": pairs,
     }

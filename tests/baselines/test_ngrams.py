@@ -71,6 +71,15 @@ def test_in_new_contexts_the_prediction_is_the_most_probable_token() -> None:
     assert torch.allclose(p.sum(1), torch.ones(50).double())
 
 
+@pytest.mark.parametrize("dtype", [torch.int32, torch.uint16])
+def test_the_type_of_the_ids_does_not_matter(dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(0)
+    train = torch.randint(3000, (5000,), generator=generator)
+    left, word, right = train[:-2], train[1:-1], train[2:]
+    expected = NgramModel(train, 3000, [0]).probabilities(left, word, right)
+    assert torch.equal(NgramModel(train.to(dtype), 3000, [0]).probabilities(left, word, right), expected)
+
+
 def test_after_an_unknown_pair_the_left_neighbor_decides() -> None:
     train = torch.tensor([5] * 50 + [7, 8, 5] * 20 + [9])
     *_, table = ngram_baselines(train, torch.tensor([7, 8, 9]), 10, [0])

@@ -207,6 +207,12 @@ def test_invalid_arguments_are_rejected(changes: dict) -> None:
         DatasetArguments(**changes)
 
 
+def test_whole_word_masking_needs_subwords_that_it_recognizes() -> None:
+    tokenizer = Tokenizer(models.WordPiece({"[MASK]": 0, "a": 1, "@@a": 2}, continuing_subword_prefix="@@"))
+    with pytest.raises(ValueError, match="needs subwords"):
+        PairCollator(tokenizer, MaskingArguments(whole_word_mask=True))
+
+
 def test_whole_word_masking_needs_subwords() -> None:
     with pytest.raises(ValueError, match="needs subwords"):
         PairCollator(word_tokenizer(texts(2)), MaskingArguments(whole_word_mask=True))

@@ -44,3 +44,16 @@ def test_batches_without_labels_at_the_start(batches: int) -> None:
     expected = evaluate_pretraining(trainer, held_out[UNLABELED : UNLABELED + 1])
     assert result["loss"] == pytest.approx(expected["loss"]) and result["loss"] > 1
     assert result["pairs"] == UNLABELED + 1
+
+
+def test_pairs_without_a_label_do_not_count() -> None:
+    trainer = trainer_of(BertForPreTraining(CONFIG))
+    labels = torch.tensor([1, IGNORE, 0, IGNORE])
+    batch = {"input_ids": IDS[-4:], "labels": LABELS[-4:], "next_sentence_label": labels}
+    result = evaluate_pretraining(trainer, [batch])
+    is_labeled = labels != IGNORE
+    expected = evaluate_pretraining(trainer, [{name: x[is_labeled] for name, x in batch.items()}])
+    for name in ("next_sentence_loss", "next_sentence_accuracy", "next_sentence_chance", "pairs"):
+        assert result[name] == pytest.approx(expected[name])
+    nothing = evaluate_pretraining(trainer, [batch | {"next_sentence_label": labels.fill_(IGNORE)}])
+    assert nothing["pairs"] == 0 and nothing["next_sentence_chance"] == 1
