@@ -102,6 +102,7 @@ SITE = Site(
         "labml_bert/attention_map",
         "labml_bert/backbone",
         "labml_bert/checks",
+        "labml_bert/classification_report",
         "labml_bert/course/",
         "labml_bert/data/held_out",
         "labml_bert/data/pair_shards",
