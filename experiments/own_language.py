@@ -7,7 +7,7 @@ and run one command:
     python experiments/own_language.py --corpus my_texts
 
 The command trains a subword vocabulary, chooses sizes that suit the amount of text, and pretrains the modern
-encoder of `modern.py`. In the run's subfolder `model`, it saves a ModernBERT that `transformers` can load.
+encoder of `modern.py`. `transformers` can load the model, a ModernBERT, from the run's subfolder `model`.
 
 Why not the original BERT? A small BERT can spend most of a short run on a [plateau](../stuck.md). [The
 chapter on this script](../own-language.md) shows a run on a German text.

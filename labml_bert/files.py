@@ -62,8 +62,9 @@ def partial_path(path: Path) -> Path:
 @contextlib.contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
     """
-    Yields a temporary path to write to. Then renames the file to `path`, or deletes it after an error. If
-    there is a file at `path` already, the new one gets its permissions.
+    Yields a temporary path to write to. At the end of the block, the file is renamed to `path`. After an
+    error, it is deleted instead. If the file replaces an older one, it keeps the permissions of the older
+    one.
 
     Raises `OSError` if the file can't be flushed or renamed.
     """

@@ -162,9 +162,9 @@ def fill_mask(
 
 def find_masks(tokenizer: Tokenizer, encoding: Encoding, text: str) -> dict[int, tuple[int, int]]:
     """
-    Returns the positions of the masks among the tokens, each with where it starts and ends in `text`. The
-    tokenizer of ModernBERT counts the spaces before a mask as part of it, because the token that replaces the
-    mask can start with a space. If tokens don't start with spaces, the spaces around the mask stay.
+    Maps the position of each mask token to the start and end of the mask in `text`. ModernBERT's tokenizer
+    counts the spaces before a mask as part of the mask, because the token that replaces the mask can start
+    with a space. In WordPiece, no token contains a space, so a mask doesn't include the spaces around it.
     """
     mask_id, keeps_spaces = tokenizer.token_to_id("[MASK]"), not is_byte_level(tokenizer)
     masks = {}
@@ -177,7 +177,7 @@ def find_masks(tokenizer: Tokenizer, encoding: Encoding, text: str) -> dict[int,
 
 
 def replace_spans(text: str, spans: Iterable[tuple[int, int]], tokens: list[str]) -> str:
-    """Puts tokens into the text itself, because decoding the ids could change the rest of the text."""
+    """Replaces each span of `text` with a token. Decoding all ids could change the rest of the text."""
     for (start, end), token in reversed([*zip(spans, tokens, strict=True)]):
         text = text[:start] + token + text[end:]
     return text

@@ -211,7 +211,7 @@ def read_labeled_texts(path: Path) -> LabeledTexts:
 
 def read_csv(content: str) -> Iterator[tuple[int, dict[str, Any]]]:
     """
-    Yields each row of a CSV file after the header, with the number of the line that the row starts on. Blank
+    Yields the rows of a CSV file below its header. Each row comes with the number of its first line. Blank
     lines are skipped. The columns are separated by commas, semicolons or tabs, as in the header.
 
     Raises `ValueError` if the first line looks like JSON, if a row has another number of fields than the

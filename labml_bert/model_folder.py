@@ -91,7 +91,7 @@ def check_tensors(config: BertConfig | ModernBertConfig, tensors: dict[str, Tens
 
 
 def check_names(model: nn.Module) -> None:
-    """Raises `ValueError` if another library has wrapped a layer, or if two layers are the same."""
+    """Raises `ValueError` if another library has wrapped a layer, or if `model` contains one twice."""
     first_names: dict[int, str] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         *modules, last = name.split(".")

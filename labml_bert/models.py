@@ -108,7 +108,7 @@ class BertPreTrainedModel(nn.Module):
         Writes `config.json` and `model.safetensors` to `folder`, which is created if it's missing.
 
         Raises `ValueError` if LoRA hasn't been merged into the encoder, if a layer is wrapped, for example by
-        `torch.compile`, or if two layers are the same. No model could load such a file.
+        `torch.compile`, or if the model contains a layer twice. No model could load such a file.
         """
         if any(parametrize.is_parametrized(module) for module in self.modules()):
             raise ValueError("the encoder has LoRA; call merge_lora before you save the model")

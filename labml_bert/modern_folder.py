@@ -54,8 +54,8 @@ SUPPORTED: dict[str, object] = {
 def save_pretrained(model: ModernBertForMaskedLM, folder: Path | str) -> None:
     """
     Writes `config.json` and `model.safetensors` to `folder`, which is created if it's missing. Raises
-    `ValueError` if another library has wrapped a layer, if two layers are the same, or if the decoder is not
-    tied to the embedding.
+    `ValueError` if another library has wrapped a layer, if the model contains a layer twice, or if the
+    decoder is not tied to the embedding.
     """
     check_names(model)
     if model.decoder.weight is not model.model.embeddings.tok_embeddings.weight:
@@ -102,7 +102,7 @@ def read_config(folder: Path) -> ModernBertConfig:
             raise ValueError(f"{path} says {name} = {content[name]!r}; only {value!r} is supported")
     names = {field.name for field in fields(ModernBertConfig)}
     sizes = {name: content[name] for name in names if content.get(name) is not None}
-    # In the published files, null means that local layers use the base of the global layers.
+    # In published `config.json` files, null means that local layers use the base of the global layers.
     if content.get("local_rope_theta", 0) is None:
         sizes["local_rope_theta"] = sizes.get("global_rope_theta", ModernBertConfig.global_rope_theta)
     try:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from labml_bert import stdout
 from labml_bert.data import corpora
 from tests.support.processes import ProcessGuard
 from tests.support.runs import small_text
@@ -33,6 +34,16 @@ settings.load_profile("quick")
 
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(ProcessGuard())
+
+
+@pytest.fixture(autouse=True)
+def fresh_process() -> None:
+    """
+    Undoes what earlier tests did to the process. A script that is imported makes Ctrl-C end the process, and
+    a note that has been printed isn't printed again.
+    """
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    stdout.printed_notes.clear()
 
 
 @pytest.fixture(autouse=True)

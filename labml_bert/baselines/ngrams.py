@@ -93,8 +93,8 @@ class NgramModel:
     """
 
     def __init__(self, train: Tensor, vocab_size: int, special_ids: list[int]):
-        V, train = vocab_size, train.long()
-        self.vocab_size = V
+        V = self.vocab_size = vocab_size
+        train = train.long()  # The index of a triple can be too large for the type of the ids.
         if V**3 > 2**63:
             raise ValueError(f"the vocabulary has {V:,} tokens; use at most {2**21:,}")
         left, word, right = ordinary_triples("training", train, special_ids)  # (N)

@@ -18,7 +18,6 @@ from labml_bert.data.corpora import Corpus
 from labml_bert.data.held_out import HELD_OUT_MLM_PROBABILITY, mask_held_out
 from labml_bert.data.token_files import TokenizedCorpus
 from labml_bert.data.tokenizers import (
-    SPECIAL_TOKENS,
     cls_sep_ids,
     encode_corpus,
     special_token_ids,
@@ -101,7 +100,7 @@ class MaskedText:
         Returns a masker for this vocabulary. `options` are further arguments of `TokenMasker`, which follows
         the paper's rule by default.
         """
-        mask_token_id = self.special_ids[SPECIAL_TOKENS.index("[MASK]")]
+        mask_token_id = self.tokenizer.get_vocab()["[MASK]"]
         arguments = (self.vocab_size, mask_token_id, self.special_ids, mlm_probability)
         check_masking(*arguments, **options)
         return TokenMasker(*arguments, **options, generator=generator)

@@ -240,7 +240,7 @@ def encode_texts(
 
 
 def plain_tokenizer(tokenizer: Tokenizer) -> Tokenizer:
-    """Returns the tokenizer itself, or if it pads or truncates, a copy that does neither."""
+    """Returns the tokenizer. If it pads or truncates texts, returns a copy that does neither."""
     if tokenizer.padding is None and tokenizer.truncation is None:
         return tokenizer
     tokenizer = Tokenizer.from_str(tokenizer.to_str())
@@ -257,9 +257,9 @@ def is_byte_level(tokenizer: Tokenizer) -> bool:
 
 def token_text(tokenizer: Tokenizer, token_id: int) -> str:
     """
-    Returns the text of a token, or `?` if there is no such token. In some vocabularies, it has to be decoded:
-    a byte-level vocabulary spells each byte as a letter, for example a space as `Ġ`. Part of a character
-    becomes `�`. In WordPiece, the `##` stays, because it shows that the token continues a word.
+    Returns the text of a token, or `?` if there is no such token. A byte-level vocabulary spells
+    each byte as a letter, for example a space as `Ġ`, so its tokens have to be decoded. A token that is only
+    part of a character becomes `�`. A token of WordPiece keeps its `##`, which says that it continues a word.
     """
     token = tokenizer.id_to_token(token_id)
     if token is None or isinstance(tokenizer.decoder, decoders.WordPiece | None):
@@ -380,13 +380,12 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path, **settings: object) -> No
     names = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
     config: dict[str, object] = dict(zip(names, SPECIAL_TOKENS, strict=True))
     config |= {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
-    normalizer = json.loads(tokenizer.to_str())["normalizer"]
     if is_bert_wordpiece(tokenizer):
         config |= {
             "tokenizer_class": "BertTokenizer",
-            "do_lower_case": normalizer["lowercase"],
-            "strip_accents": normalizer["strip_accents"],
-            "tokenize_chinese_chars": normalizer["handle_chinese_chars"],
+            "do_lower_case": tokenizer.normalizer.lowercase,
+            "strip_accents": tokenizer.normalizer.strip_accents,
+            "tokenize_chinese_chars": tokenizer.normalizer.handle_chinese_chars,
         }
         pieces = sorted(tokenizer.get_vocab().items(), key=lambda item: item[1])
         write_checked(folder / "vocab.txt", "\n".join(piece for piece, _ in pieces))
@@ -394,7 +393,7 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path, **settings: object) -> No
 
 
 def is_bert_wordpiece(tokenizer: Tokenizer) -> bool:
-    """Whether a `BertTokenizer` with the same vocabulary, and three settings, gives the same ids."""
+    """Whether `BertTokenizer`, with the settings that `save_tokenizer` saves, gives the same ids."""
     settings = json.loads(tokenizer.to_str())
     expected = json.loads(untrained_wordpiece({}, False).to_str())
     for parts in (settings, expected):

@@ -160,7 +160,8 @@ def parse_options(
     if options.resume is not None:
         state = load_checkpoint(options.resume)[0]
         saved = restore_options(options_type(), state["configuration"], experiment, options.resume)
-        # Both change the rounding, so a resumed run keeps them. Older checkpoints don't have them.
+        # These two options change the rounding, so a resumed run keeps their values. Checkpoints of older
+        # versions don't contain them.
         kept = {name: state.get(name) for name in ("gradient_accumulation_steps", "torch_compile")}
         saved = replace(saved, **{name: value for name, value in kept.items() if value})
         options = parse(options_type, saved, "", without_default_flags(argv, saved))
