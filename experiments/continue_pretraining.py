@@ -32,7 +32,7 @@ from labml_bert.backbone import load_run_state, text_has_changed
 from labml_bert.data.curriculum import length_at, parse_schedule, stage_ends
 from labml_bert.data.masked_text import MaskedText
 from labml_bert.data.token_files import load_text_or_tokens
-from labml_bert.data.tokenizers import encode_texts
+from labml_bert.data.tokenizers import adds_cls_sep, encode_texts
 from labml_bert.files import fingerprint
 from labml_bert.fill_mask import load_model
 from labml_bert.mlm import masked_accuracy
@@ -153,7 +153,7 @@ def main(run: Run, options: Options) -> None:
                 mlm_probability=options.mlm_probability,
                 generator=run.generator,
                 # If the model was pretrained with [CLS] and [SEP], its tokenizer adds them.
-                with_cls_sep=tokenizer.num_special_tokens_to_add(False) > 0,
+                with_cls_sep=adds_cls_sep(tokenizer),
             )
             for name in (options.corpus, options.old_corpus)
         )

@@ -29,7 +29,7 @@ from labml_bert.data.corpora import Corpus
 from labml_bert.data.curriculum import length_at, parse_schedule, stage_ends, tokens_per_step
 from labml_bert.data.masked_text import MaskedText
 from labml_bert.data.token_files import TokenizedCorpus, load_text_or_tokens
-from labml_bert.data.tokenizers import wordpiece_tokenizer
+from labml_bert.data.tokenizers import adds_cls_sep, wordpiece_tokenizer
 from labml_bert.mlm import masked_accuracy
 from labml_bert.modern import ModernBertForMaskedLM
 from labml_bert.run.experiment import Run
@@ -165,7 +165,7 @@ def main(run: Run, options: Options) -> None:
             max_position_embeddings=options.max_position_embeddings,
             mlm_probability=options.mlm_probability,
             generator=run.generator,
-            with_cls_sep=tokenizer.num_special_tokens_to_add(False) > 0,
+            with_cls_sep=adds_cls_sep(tokenizer),
         )
     ids = {"vocab_size": text.vocab_size, "pad_token_id": tokenizer.token_to_id("[PAD]")}
     model = ModernBertForMaskedLM(options.modern_config(**ids))

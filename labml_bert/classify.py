@@ -44,6 +44,7 @@ from labml_bert.classification_report import measure_scores, print_report
 from labml_bert.data.tokenizers import (
     TOKENIZER_FILES,
     add_cls_sep,
+    adds_cls_sep,
     load_tokenizer,
     read_settings,
     save_tokenizer,
@@ -375,6 +376,8 @@ def predict_command(options: argparse.Namespace) -> None:
         tokenizer = load_tokenizer(path / "tokenizer.json", model.config.vocab_size)
         settings = read_settings(path)
     has_pair = options.pair is not None
+    if not adds_cls_sep(tokenizer, has_pair):
+        raise ValueError(f"the tokenizer in {options.model} adds no [CLS] and [SEP]; save BERT's there")
     if settings.get(PAIRS, has_pair) is not has_pair:
         remedy = "leave out --pair" if has_pair else "add the second text with --pair"
         kind = "single texts" if has_pair else "pairs of texts"

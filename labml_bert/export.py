@@ -44,6 +44,7 @@ from torch import Tensor, nn
 
 from labml_bert.bert import BertModel
 from labml_bert.checksums import reading, seal
+from labml_bert.data.tokenizers import adds_cls_sep
 from labml_bert.files import append, check_own, check_utf8, lock_output, make_folder, whole_file, write_whole
 from labml_bert.fill_mask import load_model
 from labml_bert.models import BertForMaskedLM
@@ -121,7 +122,7 @@ def write_web(
     entry of `checkpoints` is a result of `write_weights`, plus `file`, `arm`, `seconds`, `steps` and `loss`.
     """
     # If the tokenizer adds no [CLS] and [SEP], the model was trained without them.
-    has_cls_sep = tokenizer.num_special_tokens_to_add(is_pair=False) > 0
+    has_cls_sep = adds_cls_sep(tokenizer)
     vocab_size = next(iter(arms.values()))["config"]["vocab_size"]
     metadata = {
         "format": FORMAT,

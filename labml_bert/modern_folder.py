@@ -113,6 +113,12 @@ def read_config(folder: Path) -> ModernBertConfig:
     except (TypeError, KeyError, AttributeError):
         reason = "a setting of its layers has the wrong type"
         raise ValueError(f"{path} does not describe a ModernBERT: {reason}") from None
+    # Half of `local_attention`. In `transformers`, this name replaces it.
+    half = content.get("sliding_window")
+    if half is not None and half != config.local_attention // 2:
+        raise ValueError(
+            f"{path} has sliding_window {half}, which is not half of local_attention; correct it"
+        )
     layers = content.get("layer_types")
     if layers is not None and layers != [
         LAYER_TYPES[config.is_global(i)] for i in range(config.num_hidden_layers)

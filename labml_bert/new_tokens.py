@@ -68,6 +68,9 @@ def frequent_split_words(tokenizer: Tokenizer, texts: Iterable[str], count: int)
         for word, ids in zip(words, pieces, strict=True)
         if len(ids) > 1 and word == without_controls(word)
     ]
+    # A token that another library has added may cut even a word that is in the vocabulary.
+    bad_words = {*not_one_token(enlarge(tokenizer, split_words), split_words)}
+    split_words = [word for word in split_words if word not in bad_words]
     if not split_words:
         raise ValueError(
             "the tokenizer splits no word of this text, so there is nothing to add; use another text"
@@ -114,19 +117,28 @@ def add_tokens(tokenizer: Tokenizer, words: list[str]) -> Tokenizer:
         "in the list twice": [word for word, n in Counter(words).items() if n > 1],
         "in the vocabulary already": [word for word in words if word in vocab],
     }
-    content = json.loads(tokenizer.to_str())
-    # `vocab` includes the tokens that other libraries have added. Without them, the ids would have gaps.
-    content["model"]["vocab"] = vocab | {word: len(vocab) + i for i, word in enumerate(words)}
-    larger = Tokenizer.from_str(json.dumps(content))
-    encodings = encode_texts(larger, words)
+    larger = enlarge(tokenizer, words)
     name = "not a single word for this tokenizer, which may also change case or accents"
-    problems[name] = [
-        word for word, ids in zip(words, encodings, strict=True) if ids != [larger.token_to_id(word)]
-    ]
+    problems[name] = not_one_token(larger, words)
     for problem, bad_words in problems.items():
         if bad_words:
             raise ValueError(f"the new token {bad_words[0]!r} is {problem}; remove it from the list")
     return larger
+
+
+def enlarge(tokenizer: Tokenizer, words: list[str]) -> Tokenizer:
+    """Returns a copy of a WordPiece tokenizer with `words` at the end of its vocabulary."""
+    content = json.loads(tokenizer.to_str())
+    # This includes the tokens that other libraries have added. Without them, the ids would have gaps.
+    vocab = tokenizer.get_vocab()
+    content["model"]["vocab"] = vocab | {word: len(vocab) + i for i, word in enumerate(words)}
+    return Tokenizer.from_str(json.dumps(content))
+
+
+def not_one_token(tokenizer: Tokenizer, words: list[str]) -> list[str]:
+    """Returns those `words` that aren't one token of the same name."""
+    ids = encode_texts(tokenizer, words)
+    return [word for word, i in zip(words, ids, strict=True) if i != [tokenizer.token_to_id(word)]]
 
 
 @torch.no_grad()

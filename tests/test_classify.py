@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, processors
 from torch import Tensor
 
 from labml_bert import classify, modern_folder
@@ -245,6 +245,29 @@ def test_a_classifier_of_transformers_may_read_special_tokens_in_a_text(
     classify.main(["predict", str(folder), *texts])
     for (label, probability), result in zip(predictions_of(capsys.readouterr().out), theirs, strict=True):
         assert label == result["label"] and probability == pytest.approx(result["score"], abs=6e-4)
+
+
+def test_a_tokenizer_that_adds_other_tokens_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In `transformers`, the model would read the text with the tokens that its tokenizer adds."""
+    tokenizer = tokenizers.wordpiece_tokenizer(["the cat sat"], 40)
+    config = BertConfig(tokenizer.get_vocab_size(), 16, 1, 2, 32)
+    BertForSequenceClassification(config, ["no", "yes"]).save_pretrained(tmp_path)
+    arguments = ["predict", str(tmp_path), "the cat"]
+    cls_id, sep_id = tokenizers.cls_sep_ids(tokenizer)
+    pair = "[CLS] $A [SEP] $B [SEP]"  # without token types
+    for single, remedy in (
+        ("$A", "adds no [CLS] and [SEP]"),
+        ("[CLS] $A", "adds [CLS] to a text"),
+    ):
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single=single, pair=pair, special_tokens=[("[CLS]", cls_id), ("[SEP]", sep_id)]
+        )
+        tokenizers.save_tokenizer(tokenizer, tmp_path)
+        assert_fails(tmp_path, arguments, remedy, capsys)
+        with pytest.raises(ValueError, match="to a pair"):
+            tokenizers.adds_cls_sep(tokenizer, is_pair=True)
 
 
 def test_the_seed_decides_everything(

@@ -110,6 +110,7 @@ def damaged(folder: Path, **changes: object) -> Path:
         ({"layer_types": []}, "layer_types has 0 entries, but num_hidden_layers is 3"),
         ({"norm_eps": True}, "norm_eps is True; it must be a number"),
         ({"layer_types": ["sliding_attention"] * 3}, "without a fixed period"),
+        ({"sliding_window": 4}, "sliding_window 4, which is not half of local_attention"),
     ],
 )
 def test_a_folder_that_does_not_fit_is_refused(

@@ -197,6 +197,10 @@ def test_the_most_frequent_words_that_are_split() -> None:
     tokenizer = small_tokenizer()
     tokenizer.normalizer, tokenizer.pre_tokenizer = None, pre_tokenizers.WhitespaceSplit()
     assert frequent_split_words(tokenizer, ["c\u200fats " * 3 + "cats"], 9) == ["cats"]
+    # A token that `transformers` has added cuts a word, even if the word is in the vocabulary.
+    tokenizer = small_tokenizer()
+    tokenizer.add_tokens(["at"])
+    assert frequent_split_words(tokenizer, ["hats hats carts"], 9) == ["carts"]
 
 
 @pytest.mark.parametrize(

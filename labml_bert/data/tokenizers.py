@@ -34,6 +34,8 @@ from labml_bert.files import make_folder, unreadable
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 # The files that `save_tokenizer` writes. Only a WordPiece tokenizer has `vocab.txt`.
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.txt")
+# The special tokens of `[CLS] A [SEP] B [SEP]`, with their token types.
+CLS_SEP_SEP = [("[CLS]", 0), ("[SEP]", 0), ("[SEP]", 1)]
 # A word with more characters than this is split before a subword vocabulary is learned.
 LONGEST_WORD = 1000
 
@@ -187,6 +189,26 @@ def cls_sep_ids(tokenizer: Tokenizer) -> tuple[int, int]:
     if cls_id is None or sep_id is None:
         raise ValueError("the tokenizer has no [CLS] or no [SEP]; add both with add_special_tokens")
     return cls_id, sep_id
+
+
+def template(tokenizer: Tokenizer, is_pair: bool = False) -> list[tuple[str, int]]:
+    """Returns the special tokens that the tokenizer adds to a text or a pair, each with its token type."""
+    encoding = plain_tokenizer(tokenizer).encode("", "" if is_pair else None)
+    return [*zip(encoding.tokens, encoding.type_ids, strict=True)]
+
+
+def adds_cls_sep(tokenizer: Tokenizer, is_pair: bool = False) -> bool:
+    """
+    Whether the tokenizer turns a text into `[CLS] A [SEP]`, and a pair into `[CLS] A [SEP] B [SEP]`. Raises
+    `ValueError` if it adds anything else.
+    """
+    added = template(tokenizer, is_pair)
+    if added not in ([], CLS_SEP_SEP[: 2 + is_pair]):
+        tokens, to = " ".join(token for token, _ in added), "a pair" if is_pair else "a text"
+        raise ValueError(
+            f"the tokenizer adds {tokens} to {to}; use one that adds [CLS] and [SEP], or nothing"
+        )
+    return bool(added)
 
 
 def encode_corpus(tokenizer: Tokenizer, documents: list[str]) -> Tensor:
@@ -400,8 +422,8 @@ def is_bert_wordpiece(tokenizer: Tokenizer) -> bool:
         parts["model"]["vocab"] = None
         for name in ("lowercase", "strip_accents", "handle_chinese_chars"):
             (parts["normalizer"] or {}).pop(name, None)
-    has_cls_sep = tokenizer.num_special_tokens_to_add(False) == 2
-    return has_cls_sep and all(settings[p] == expected[p] for p in ("normalizer", "pre_tokenizer", "model"))
+    has_template = template(tokenizer, is_pair=True) == CLS_SEP_SEP
+    return has_template and all(settings[p] == expected[p] for p in ("normalizer", "pre_tokenizer", "model"))
 
 
 def read_settings(folder: Path) -> dict[str, Any]:
