@@ -407,8 +407,8 @@ def is_plain(layer: nn.Linear) -> bool:
     """Whether the layer only does what `nn.Linear` does. LoRA, quantization and hooks change that."""
     hooks = (layer._forward_pre_hooks, layer._forward_hooks, layer._backward_pre_hooks, layer._backward_hooks)
     has_hook = any(hooks) or nn.modules.module._has_any_global_hook()
-    has_tensors = layer.bias is not None and type(layer.weight) in (Tensor, nn.Parameter)
-    return has_tensors and not has_hook and getattr(layer.forward, "__func__", None) is nn.Linear.forward
+    is_linear = getattr(layer.forward, "__func__", None) is nn.Linear.forward and layer.bias is not None
+    return is_linear and not has_hook and type(layer.weight) in (Tensor, nn.Parameter)
 
 
 def written_out_is_faster(q: Tensor, dropout_prob: float) -> bool:

@@ -44,7 +44,7 @@ from labml_bert.classification_report import measure_scores, print_report
 from labml_bert.data.tokenizers import (
     TOKENIZER_FILES,
     add_cls_sep,
-    adds_cls_sep,
+    count_unknown,
     load_tokenizer,
     read_settings,
     save_tokenizer,
@@ -52,10 +52,10 @@ from labml_bert.data.tokenizers import (
 from labml_bert.export import prepare_folder
 from labml_bert.files import check_utf8, is_empty_file, is_leftover, lock_output, read_lines
 from labml_bert.fill_mask import check_text, newest_run
-from labml_bert.finetuning import EarlyStopping, Row, encode_examples, fine_tune, predict
+from labml_bert.finetuning import EarlyStopping, Row, encode_as_saved, encode_examples, fine_tune, predict
 from labml_bert.heads import NEW_PARAMETERS, BertForSequenceClassification
 from labml_bert.labeled_file import SHORT_LIST, LabeledTexts, fold, quote_label, read_labeled_texts, some
-from labml_bert.labeled_text import Example, split_by_label
+from labml_bert.labeled_text import split_by_label
 from labml_bert.model_card import describe_pretraining, write_classifier_card
 from labml_bert.model_folder import (
     MODEL_FILES,
@@ -376,8 +376,6 @@ def predict_command(options: argparse.Namespace) -> None:
         tokenizer = load_tokenizer(path / "tokenizer.json", model.config.vocab_size)
         settings = read_settings(path)
     has_pair = options.pair is not None
-    if not adds_cls_sep(tokenizer, has_pair):
-        raise ValueError(f"the tokenizer in {options.model} adds no [CLS] and [SEP]; save BERT's there")
     if settings.get(PAIRS, has_pair) is not has_pair:
         remedy = "leave out --pair" if has_pair else "add the second text with --pair"
         kind = "single texts" if has_pair else "pairs of texts"
@@ -389,13 +387,10 @@ def predict_command(options: argparse.Namespace) -> None:
         check_text(text, name)
         if not fold(text):
             raise ValueError(f"{name} is empty; write some text" + ", or leave it out" * (name != "--pair"))
-    if has_pair and model.config.type_vocab_size < 2:
-        raise ValueError(f"the model in {options.model} has one token type; leave out --pair, or use another")
     max_length = read_max_length(settings, model.config.max_position_embeddings)
-    examples = [Example(text, 0, options.pair) for text in texts]
-    # Classifiers of `transformers` may have been trained on texts with special tokens in them.
-    split = settings.get("split_special_tokens") is True
-    rows = encode_examples(tokenizer, examples, max_length, split)
+    rows = encode_as_saved(tokenizer, texts, options.pair, max_length, settings)
+    if model.config.type_vocab_size < 2 and any(1 in row.token_type_ids for row in rows):
+        raise ValueError(f"the model in {options.model} has one token type; leave out --pair, or use another")
     probabilities = predict(model, rows).softmax(-1)  # (N, K)
     table = Table(box=None, padding=(0, 2), header_style="dim")
     table.add_column("label", overflow="fold", max_width=30)
@@ -407,9 +402,8 @@ def predict_command(options: argparse.Namespace) -> None:
     console.print()
     console.print(table, soft_wrap=False)
     console.print()
-    ids, unknown_id = [row.input_ids for row in rows], tokenizer.token_to_id("[UNK]")
-    full = sum(len(text) == max_length for text in ids)
-    unknown = sum(i == unknown_id for text in ids for i in text)
+    full = sum(len(row.input_ids) == max_length for row in rows)
+    unknown = sum(count_unknown(tokenizer, row.input_ids) for row in rows)
     print_caveats(unknown, full, f"that fill the model's {max_length} tokens or lose their end")
 
 

@@ -36,6 +36,7 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
+from labml_bert.data.tokenizers import count_unknown
 from labml_bert.fill_mask import check_text, load_model, newest_run, special_ids
 from labml_bert.models import BertForMaskedLM
 from labml_bert.modern import ModernBertAttention, ModernBertForMaskedLM
@@ -325,10 +326,10 @@ def main(argv: list[str] | None = None) -> None:
         model, tokenizer = load_model(run_path)
         texts = options.texts or read_texts(read_standard_input())
         vectors = embed(model, tokenizer, [options.query, *texts])
-    encodings = [tokenizer.encode(text).tokens for text in (options.query, *texts)]
+    encodings = [tokenizer.encode(text).ids for text in (options.query, *texts)]
     longest = min(MAX_LENGTH, model.config.max_position_embeddings)
-    unknown = sum(tokens[:longest].count("[UNK]") for tokens in encodings)
-    cut = sum(len(tokens) > longest for tokens in encodings)
+    unknown = sum(count_unknown(tokenizer, ids[:longest]) for ids in encodings)
+    cut = sum(len(ids) > longest for ids in encodings)
     console.print(f"\n  model {display_path(run_path)}\n", style="dim")
     table = Table(box=None, padding=(0, 2), header_style="dim")
     table.add_column("cosine", justify="right", no_wrap=True)

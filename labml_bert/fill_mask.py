@@ -26,7 +26,13 @@ from labml_bert import modern_folder
 from labml_bert.bert import BertConfig
 from labml_bert.checks import check_config, check_length, check_modern_config
 from labml_bert.checksums import reading
-from labml_bert.data.tokenizers import is_byte_level, load_tokenizer, plain_tokenizer, token_text
+from labml_bert.data.tokenizers import (
+    count_unknown,
+    joins_with_spaces,
+    load_tokenizer,
+    plain_tokenizer,
+    token_text,
+)
 from labml_bert.files import is_utf8
 from labml_bert.model_folder import MODEL_FILES, check_tensors, load_weights, read_json
 from labml_bert.models import BertForMaskedLM
@@ -166,7 +172,7 @@ def find_masks(tokenizer: Tokenizer, encoding: Encoding, text: str) -> dict[int,
     counts the spaces before a mask as part of the mask, because the token that replaces the mask can start
     with a space. In WordPiece, no token contains a space, so a mask doesn't include the spaces around it.
     """
-    mask_id, keeps_spaces = tokenizer.token_to_id("[MASK]"), not is_byte_level(tokenizer)
+    mask_id, keeps_spaces = tokenizer.token_to_id("[MASK]"), joins_with_spaces(tokenizer)
     masks = {}
     for position, (token_id, (start, end)) in enumerate(zip(encoding.ids, encoding.offsets, strict=True)):
         if token_id == mask_id:
@@ -228,7 +234,7 @@ def main(argv: list[str] | None = None) -> None:
         spans = find_masks(tokenizer, encoding, options.text).values()
         sentence = replace_spans(options.text, spans, [guesses[0].token for guesses in answers])
         console.print(f"  all filled in: {printable(sentence)}\n", soft_wrap=False)
-        print_caveats(encoding.tokens.count("[UNK]"))
+        print_caveats(count_unknown(tokenizer, encoding.ids))
 
 
 if __name__ == "__main__":

@@ -10,13 +10,13 @@ Letters for sizes: `B` texts in the batch, `T` tokens in the longest of them, `K
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from labml_bert.data.tokenizers import cls_sep_ids, encode_texts
+from labml_bert.data.tokenizers import cls_sep_ids, encode_texts, plain_tokenizer
 from labml_bert.heads import (
     BertClassifier,
     BertForQuestionAnswering,
@@ -44,19 +44,14 @@ class Row(NamedTuple):
     `start_positions` and `end_positions` instead."""
 
 
-def encode_examples(
-    tokenizer: Tokenizer,
-    examples: Sequence[Example],
-    max_length: int = 128,
-    split_special_tokens: bool = True,
-) -> list[Row]:
+def encode_examples(tokenizer: Tokenizer, examples: Sequence[Example], max_length: int = 128) -> list[Row]:
     """
     ## From texts to ids
 
     A text becomes `[CLS] A [SEP]`, and a pair becomes `[CLS] A [SEP] B [SEP]`, with at most `max_length`
     tokens, special tokens included. A text that is too long loses its last tokens. In a pair, the longer text
     is shortened first, as in `_truncate_seq_pair` of the original `run_classifier.py`. If a text contains the
-    characters `[MASK]`, they are text, not a mask, unless `split_special_tokens` is `False`.
+    characters `[MASK]`, they are text, not a mask.
 
     Raises `ValueError` if a text has no tokens, if the tokenizer has no `[CLS]` or `[SEP]`, or if
     `max_length` is below 5. Even a pair of texts with one token each needs 5, because of the special tokens.
@@ -64,8 +59,8 @@ def encode_examples(
     if max_length < 5:
         raise ValueError(f"max_length is {max_length}; two tokens and three special tokens need 5")
     cls_id, sep_id = cls_sep_ids(tokenizer)
-    texts = encode_texts(tokenizer, [example.text for example in examples], split_special_tokens)
-    pairs = encode_texts(tokenizer, [example.pair or "" for example in examples], split_special_tokens)
+    texts = encode_texts(tokenizer, [example.text for example in examples])
+    pairs = encode_texts(tokenizer, [example.pair or "" for example in examples])
     rows = []
     for example, a, b in zip(examples, texts, pairs, strict=True):
         if not a or (example.pair is not None and not b):
@@ -83,6 +78,34 @@ def encode_examples(
         ids = [cls_id, *a, sep_id, *b, sep_id]
         token_type_ids = [0] * (len(a) + 2) + [1] * (len(b) + 1)
         rows.append(Row(ids, token_type_ids, {"labels": example.label}))
+    return rows
+
+
+def encode_as_saved(
+    tokenizer: Tokenizer, texts: Sequence[str], pair: str | None, max_length: int, settings: dict[str, Any]
+) -> list[Row]:
+    """
+    Encodes texts, each followed by `pair` if there is one, as `transformers` does for a saved classifier. The
+    tokenizer adds its own special tokens. `settings`, the content of `tokenizer_config.json`, says whether
+    the tokens of a second text have type 1, whether a text that is too long loses its start or its end, and
+    whether the characters `[MASK]` are text.
+
+    Raises `ValueError` if a text has no tokens.
+    """
+    is_bert = settings.get("tokenizer_class") in (None, "BertTokenizer", "BertTokenizerFast")
+    inputs = settings.get("model_input_names") or (["token_type_ids"] if is_bert else [])
+    tokenizer = plain_tokenizer(tokenizer)
+    tokenizer.encode_special_tokens = settings.get("split_special_tokens") is True
+    side = "left" if settings.get("truncation_side") == "left" else "right"
+    tokenizer.enable_truncation(max_length, direction=side)
+    rows = []
+    for text in texts:
+        encoding = tokenizer.encode(text, pair)
+        for number, part in enumerate([text] if pair is None else [text, pair]):
+            if number not in encoding.sequence_ids:
+                raise ValueError(f"the text {part!a:.60} has no tokens; change it, or leave it out")
+        token_type_ids = encoding.type_ids if "token_type_ids" in inputs else [0] * len(encoding.ids)
+        rows.append(Row(encoding.ids, token_type_ids, {}))
     return rows
 
 

@@ -266,7 +266,7 @@ class BertForMultipleChoice(BertForFineTuning):
         `input_ids` and `inputs`, the other arguments of `BertModel.forward`, are `(B, C, T)`. `labels`,
         `(B)`, are the indices of the right choices. The loss is the mean over the batch.
         """
-        rows = {name: tensor.flatten(0, 1) for name, tensor in inputs.items()}
+        rows = {name: x.flatten(0, 1) if isinstance(x, Tensor) else x for name, x in inputs.items()}
         pooled = self.bert(input_ids.flatten(0, 1), **rows).pooler_output  # (B * C, D)
         scores = self.classifier(self.dropout(pooled)).float()  # (B * C, 1)
         logits = scores.view(input_ids.shape[:2])  # (B, C)
@@ -290,7 +290,9 @@ def read_labels(folder: Path) -> list[str]:
         raise ValueError(
             f"{path} says problem_type = {problem!r}; only one label per text or token is supported"
         )
-    names = content.get("id2label", {"0": "LABEL_0", "1": "LABEL_1"})
+    names = content.get("id2label")
+    if names is None:
+        names = {"0": "LABEL_0", "1": "LABEL_1"}
     try:
         labels = [names[str(i)] for i in range(len(names))]
         if not all(isinstance(label, str) for label in labels):

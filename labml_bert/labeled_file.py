@@ -215,7 +215,8 @@ def read_csv(content: str) -> Iterator[tuple[int, dict[str, Any]]]:
     lines are skipped. The columns are separated by commas, semicolons or tabs, as in the header.
 
     Raises `ValueError` if the first line looks like JSON, if a row has another number of fields than the
-    header, a quote that isn't closed or a field that's too long, or if `check_header` refuses the header.
+    header, a quote that isn't closed or a field that's too long, if a quoted text seems to contain whole rows
+    of a file with tabs, or if `check_header` refuses the header.
     """
     first_line = content.lstrip("\n").partition("\n")[0]
     if first_line.startswith(("{", "[{")):
@@ -264,6 +265,11 @@ def read_csv(content: str) -> Iterator[tuple[int, dict[str, Any]]]:
                 remedy = f"remove the extra {name} at the end of the header"
             raise ValueError(
                 f"line {line}: expected {len(header)} fields as in the header, got {len(fields)}; {remedy}"
+            )
+        if delimiter == "\t" and any("\t" in field and "\n" in field for field in fields):
+            raise ValueError(
+                f"line {line}: a text in quotes contains tabs and line ends; if its quotes belong to the "
+                "text, write each of them twice and put the text between quotes"
             )
         yield line, dict(zip(header, fields, strict=True))
 

@@ -230,8 +230,8 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
     """
     tensors = {}
     for name, tensor in read_safetensors(folder).items():
-        # Old files also contain the position ids 0, 1, 2, ….
-        if name.endswith("embeddings.position_ids"):
+        # Some versions of `transformers` also saved the default position ids and token types.
+        if name.endswith(("embeddings.position_ids", "embeddings.token_type_ids")):
             continue
         name = name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
         tensors[name] = tensor

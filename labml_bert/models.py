@@ -107,11 +107,12 @@ class BertPreTrainedModel(nn.Module):
         """
         Writes `config.json` and `model.safetensors` to `folder`, which is created if it's missing.
 
-        Raises `ValueError` if LoRA hasn't been merged into the encoder, if a layer is wrapped, for example by
-        `torch.compile`, or if the model contains a layer twice. No model could load such a file.
+        Raises `ValueError` if a layer has LoRA or another parametrization, if a layer is wrapped, for example
+        by `torch.compile`, or if the model contains a layer twice. No model could load such a file.
         """
         if any(parametrize.is_parametrized(module) for module in self.modules()):
-            raise ValueError("the encoder has LoRA; call merge_lora before you save the model")
+            remedy = "call merge_lora, or remove_parametrizations, before you save the model"
+            raise ValueError(f"a layer has LoRA or another parametrization; {remedy}")
         check_names(self)
         folder = Path(folder)
         files.make_folder(folder)
@@ -192,7 +193,9 @@ def tie_embeddings(model: nn.Module) -> None:
 def add_aliases_on_save(module: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
     """Adds the second names in `ALIASES` to a `state_dict` that PyTorch has collected."""
     for alias, owner in ALIASES.items():
-        state[prefix + alias] = state[prefix + owner]
+        # Compiling, pruning and similar tools rename the parameters of a module.
+        if prefix + owner in state:
+            state[prefix + alias] = state[prefix + owner]
 
 
 def drop_aliases_on_load(module: nn.Module, state: dict[str, Any], prefix: str, *rest: Any) -> None:

@@ -34,6 +34,7 @@ from rich.table import Table
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from labml_bert.data.tokenizers import count_unknown
 from labml_bert.files import read_lines
 from labml_bert.fill_mask import encode_text, load_model, newest_run, special_ids
 from labml_bert.mlm import IGNORE
@@ -65,8 +66,8 @@ def token_log_probs(
     a high probability, even if the model finds the word improbable. `mask_rest_of_word` also masks the pieces
     to the right of the token within its word. Then the model predicts `un` from the other words alone, and
     `##usual` from the other words and `un`, as if it wrote the word from left to right. A word that is a
-    single token keeps its score. If tokens are characters, the option changes nothing, because the tokenizer
-    doesn't know which characters belong to a word.
+    single token keeps its score. If tokens are characters, or if the tokenizer doesn't split a text into
+    words, the option changes nothing, because it's unknown which tokens belong to a word.
 
     Raises `ValueError` if the text has no token to score. Also raises the errors of `encode_text`.
 
@@ -82,6 +83,8 @@ def token_log_probs(
     assert mask_id is not None  # `load_tokenizer` checks that there is a mask token.
     input_ids = torch.tensor(encoding.ids)  # (S)
     words = torch.tensor([-1 if word is None else word for word in encoding.word_ids])  # (S)
+    if len(text.split()) > 1 and len(words[positions].unique()) == 1:
+        words = torch.arange(len(input_ids))  # The tokenizer reads the whole text as one word.
     log_probs = []
     for batch in positions.split(batch_size):
         position = batch[:, None]  # (B, 1)
@@ -167,7 +170,7 @@ def main(argv: list[str] | None = None) -> None:
             except ValueError as error:
                 raise ValueError(f"text {number}: {error}") from None
             scores.append(Score(log_probs.sum().item(), log_probs.mean().item(), text))
-            unknown += tokenizer.encode(text).tokens.count("[UNK]")
+            unknown += count_unknown(tokenizer, tokenizer.encode(text).ids)
     console.print(f"\n  model {display_path(run_path)}\n", style="dim")
     table = Table(box=None, padding=(0, 2), header_style="dim")
     table.add_column("score (nats)", justify="right", no_wrap=True)

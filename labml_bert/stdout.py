@@ -58,6 +58,11 @@ class PersistentConsole(Console):
     keeps_running = False
 
     @property
+    def is_terminal(self) -> bool:
+        """Whether Rich can change what it has printed. A dumb terminal, as in Emacs, is like a file."""
+        return super().is_terminal and os.environ.get("TERM", "").lower() not in ("dumb", "unknown")
+
+    @property
     def size(self) -> ConsoleDimensions:
         """The size of the terminal, but at least `FEWEST_COLUMNS` columns, so that Rich drops no column."""
         size = super().size

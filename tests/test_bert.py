@@ -462,6 +462,7 @@ def test_every_linear_layer_is_called_if_it_does_more_than_a_matmul() -> None:
     quantized = nn.Linear(2, 2)
     quantized.weight = nn.Parameter(quantized.weight.detach().as_subclass(QuantizedWeight))
     assert is_plain(nn.Linear(2, 2)) and not is_plain(quantized)
+    assert not is_plain(nn.Sequential(nn.Linear(2, 2)))  # type: ignore[arg-type]
 
     for name in names[:3]:
         for change in (remove_bias, prune_half, patch_forward, add_lora):

@@ -29,7 +29,7 @@ from labml_bert.data.tokenizers import (
     wordpiece_tokenizer,
 )
 from labml_bert.files import PART, lock
-from labml_bert.finetuning import EarlyStopping, Row, encode_examples, fine_tune, predict
+from labml_bert.finetuning import EarlyStopping, Row, encode_as_saved, encode_examples, fine_tune, predict
 from labml_bert.heads import BertForSequenceClassification
 from labml_bert.labeled_text import Example, quality, split_by_label
 from labml_bert.model_card import describe_pretraining, write_pretraining_card
@@ -247,27 +247,57 @@ def test_a_classifier_of_transformers_may_read_special_tokens_in_a_text(
         assert label == result["label"] and probability == pytest.approx(result["score"], abs=6e-4)
 
 
-def test_a_tokenizer_that_adds_other_tokens_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+PAIR = "[CLS] $A [SEP] $B:1 [SEP]:1"
+
+
+@pytest.mark.parametrize(
+    ("single", "pair", "settings"),
+    [
+        ("[CLS] $A [SEP]", PAIR, {}),
+        ("[CLS] $A [SEP]", PAIR, {"truncation_side": "left"}),
+        ("[CLS] $A [SEP]", PAIR, {"model_input_names": ["input_ids", "attention_mask"]}),
+        ("[CLS] $A [SEP]", PAIR, {"split_special_tokens": True}),
+        ("[CLS] $A", "[CLS] $A $B", {}),
+        ("$A", "$A [SEP] $B", {}),
+        ("[CLS] $A [SEP]", "[CLS] $A [SEP] [SEP] $B [SEP]", {}),
+    ],
+)
+def test_a_saved_classifier_gets_what_its_own_tokenizer_gives(
+    single: str, pair: str, settings: dict[str, object], tmp_path: Path
 ) -> None:
-    """In `transformers`, the model would read the text with the tokens that its tokenizer adds."""
-    tokenizer = tokenizers.wordpiece_tokenizer(["the cat sat"], 40)
-    config = BertConfig(tokenizer.get_vocab_size(), 16, 1, 2, 32)
-    BertForSequenceClassification(config, ["no", "yes"]).save_pretrained(tmp_path)
-    arguments = ["predict", str(tmp_path), "the cat"]
+    transformers = pytest.importorskip("transformers", reason="transformers is what this is compared with")
+    tokenizer = tokenizers.wordpiece_tokenizer(["the cat sat on a mat"], 60)
     cls_id, sep_id = tokenizers.cls_sep_ids(tokenizer)
-    pair = "[CLS] $A [SEP] $B [SEP]"  # without token types
-    for single, remedy in (
-        ("$A", "adds no [CLS] and [SEP]"),
-        ("[CLS] $A", "adds [CLS] to a text"),
-    ):
-        tokenizer.post_processor = processors.TemplateProcessing(
-            single=single, pair=pair, special_tokens=[("[CLS]", cls_id), ("[SEP]", sep_id)]
-        )
-        tokenizers.save_tokenizer(tokenizer, tmp_path)
-        assert_fails(tmp_path, arguments, remedy, capsys)
-        with pytest.raises(ValueError, match="to a pair"):
-            tokenizers.adds_cls_sep(tokenizer, is_pair=True)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=single, pair=pair, special_tokens=[("[CLS]", cls_id), ("[SEP]", sep_id)]
+    )
+    settings = {"model_input_names": ["input_ids", "token_type_ids", "attention_mask"]} | settings
+    # Without BERT's template, `transformers` would replace it.
+    tokenizers.save_tokenizer(tokenizer, tmp_path, **settings, tokenizer_class="PreTrainedTokenizerFast")
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    loaded = tokenizers.load_tokenizer(tmp_path / "tokenizer.json")
+    texts = ["the cat", "the [MASK] sat on a mat " * 3, "a mat"]
+    for second in (None, "the mat", "the cat sat on the mat " * 4):
+        rows = encode_as_saved(loaded, texts, second, 11, tokenizers.read_settings(tmp_path))
+        for text, row in zip(texts, rows, strict=True):
+            expected = theirs(text, second, truncation=True, max_length=11)
+            assert row.input_ids == expected["input_ids"]
+            assert row.token_type_ids == expected.get("token_type_ids", [0] * len(row.input_ids))
+    for empty in ((["the", ""], "a"), (["the"], "")):
+        with pytest.raises(ValueError, match="the text '' has no tokens"):
+            encode_as_saved(loaded, *empty, 11, {})
+
+
+def test_a_tokenizer_that_adds_other_tokens_is_refused() -> None:
+    """Continued pretraining and the export would otherwise give the model other tokens than it knows."""
+    tokenizer = tokenizers.wordpiece_tokenizer(["the cat sat"], 40)
+    assert tokenizers.adds_cls_sep(tokenizer)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A", pair=None, special_tokens=[("[CLS]", tokenizer.token_to_id("[CLS]"))]
+    )
+    with pytest.raises(ValueError, match=r"adds \[CLS\] to a text; use one that adds"):
+        tokenizers.adds_cls_sep(tokenizer)
+    assert not tokenizers.adds_cls_sep(tokenizers.character_tokenizer(["a"]))
 
 
 def test_the_seed_decides_everything(

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from tokenizers import AddedToken, Tokenizer, decoders, models
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from labml_bert import fill_mask, model_folder
 from labml_bert.attention_map import attention_map
 from labml_bert.bert import BertConfig
 from labml_bert.classify import load_pretrained
-from labml_bert.data.tokenizers import is_byte_level, token_text, word_tokenizer
+from labml_bert.data.tokenizers import joins_with_spaces, token_text, word_tokenizer
 from labml_bert.files import write_tensors
 from labml_bert.fill_mask import load_model, newest_run
 from labml_bert.models import BertForMaskedLM
@@ -181,15 +181,27 @@ def test_the_spaces_around_a_mask_stay() -> None:
     assert fill_mask.replace_spans("the [MASK] sat", spans.values(), ["cat"]) == "the cat sat"
 
 
+def test_a_token_of_sentencepiece_keeps_its_space() -> None:
+    tokenizer = Tokenizer(models.Unigram([("[UNK]", 0.0), ("[MASK]", 0.0), ("▁the", -1.0), ("▁w", -1.0)], 0))
+    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
+    for lstrip, spans in ((False, {1: (3, 9)}), (True, {1: (3, 9)})):
+        tokenizer.add_special_tokens([AddedToken("[MASK]", lstrip=lstrip)])
+        text = "the[MASK]"
+        assert fill_mask.find_masks(tokenizer, tokenizer.encode(text), text) == spans
+    text = "the [MASK]"
+    spans = fill_mask.find_masks(tokenizer, tokenizer.encode(text), text)
+    filled = fill_mask.replace_spans(text, spans.values(), [token_text(tokenizer, 3)])
+    assert filled == tokenizer.decode([2, 3]) == "the w"
+
+
 def test_the_text_of_a_token_is_decoded() -> None:
     """Other vocabularies also spell a space, or the end of a word, as letters of a token."""
     tokenizer = Tokenizer(models.WordLevel({"▁cat": 0, "s</w>": 1, "##s": 2}))
     tokenizer.decoder = decoders.Metaspace()
-    assert token_text(tokenizer, 0) == "cat" and token_text(tokenizer, 3) == "?"
+    assert token_text(tokenizer, 0) == " cat" and token_text(tokenizer, 3) == "?"
+    assert not joins_with_spaces(tokenizer)
     tokenizer.decoder = decoders.BPEDecoder()
     assert token_text(tokenizer, 1) == "s"
     tokenizer.decoder = decoders.WordPiece()
     assert token_text(tokenizer, 2) == "##s"
-    assert not is_byte_level(tokenizer)
-    tokenizer.decoder = decoders.Sequence([decoders.Fuse(), decoders.ByteLevel()])
-    assert is_byte_level(tokenizer)
+    assert joins_with_spaces(tokenizer)

@@ -119,6 +119,11 @@ def test_we_load_what_transformers_saves(
     model: Any = head.from_pretrained(tmp_path)
     if head in WITH_LABELS:
         assert model.labels == (names or ["LABEL_0", "LABEL_1"])
+        content = json.loads((tmp_path / "config.json").read_text())
+        (tmp_path / "config.json").write_text(
+            json.dumps(content | {"id2label": names and content["id2label"]})
+        )
+        assert head.from_pretrained(tmp_path).labels == model.labels  # type: ignore[attr-defined]
     assert not model.training
     assert_same_outputs(model, other, seed)
 

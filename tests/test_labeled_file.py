@@ -143,6 +143,11 @@ BAD_FILES = {
     "too few fields": ("a.csv", HEADER + GOOD + "\nalone", "line 22: expected 2 fields as in the header, "
                        "got 1; separate the fields with commas, and put a text with line ends between"),
     "too many fields": ("a.csv", HEADER + "one, two,a\n" + GOOD, "as in the header, got 3"),
+    "quotes that are part of two texts": (
+        "a.tsv",
+        'text\tlabel\n"to be\ta\nfine\tb\nor not"\tb\n',
+        "line 2: a text in quotes contains tabs and line ends; if its quotes belong to the text",
+    ),
     "commas below a header with tabs": ("a.csv", "text\tlabel\na,b\n", "; separate the fields with tabs"),
     "after a row of two lines": ("a.csv", HEADER + '"a\nb",a\n\nx\n', "line 5: expected 2 fields"),
     "open quote": ("a.csv", HEADER + GOOD + '\n"open,a\nb,b\n', "line 22: unexpected end of data; close"),

@@ -137,6 +137,8 @@ def test_the_old_parameter_names_of_layer_norm(tmp_path: Path) -> None:
         for name, tensor in load_file(tmp_path / "model.safetensors").items()
     }
     assert sum("gamma" in name for name in tensors) > 2
+    # Some versions of `transformers` saved the default token types too.
+    tensors["bert.embeddings.token_type_ids"] = torch.zeros(1, 8, dtype=torch.long)
     save_file(tensors, tmp_path / "model.safetensors")
     (tmp_path / SUMS).unlink()
     reloaded = BertForPreTraining.from_pretrained(tmp_path)
@@ -248,6 +250,18 @@ def test_a_model_with_a_wrapped_layer_is_not_saved(wrap, tmp_path: Path) -> None
     with pytest.raises(ValueError, match="is in a wrapped layer; unwrap the layer before you save the model"):
         model.save_pretrained(tmp_path / "folder")
     assert not (tmp_path / "folder").exists()
+
+
+def prune_embedding(model: BertForMaskedLM) -> None:
+    prune.l1_unstructured(model.bert.embeddings.word_embeddings, "weight", 0.5)
+
+
+@pytest.mark.parametrize("wrap", [prune_embedding, compile_encoder])
+def test_a_model_with_a_wrapped_layer_has_a_state(wrap) -> None:
+    model = BertForMaskedLM(random_config(0))
+    wrap(model)
+    state = model.state_dict()
+    assert state.keys() >= dict(model.named_parameters()).keys()
 
 
 def test_a_model_with_a_shared_layer_is_not_saved(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, models
 from torch import Tensor, nn
 
 from labml_bert import score
@@ -104,6 +104,20 @@ def test_in_pseudo_perplexity_every_token_counts_the_same() -> None:
     assert pseudo_perplexity(model, tokenizer, ["ab", "faded"]) == pytest.approx(expected)
     with pytest.raises(ValueError, match="there are no texts"):
         pseudo_perplexity(model, tokenizer, [])
+
+
+def test_a_tokenizer_that_does_not_split_words_masks_one_token_at_a_time() -> None:
+    tokenizer = subword_tokenizer()
+    model = random_model("bert", tokenizer.get_vocab_size(), 1)
+    text = "the unusual dog"
+    expected = token_log_probs(model, tokenizer, text)
+    assert not torch.equal(token_log_probs(model, tokenizer, text, mask_rest_of_word=True), expected)
+    vocab = tokenizer.get_vocab()
+    pieces = [(token, -float(len(token) < 3)) for token in sorted(vocab, key=vocab.__getitem__)]
+    whole = Tokenizer(models.Unigram(pieces, tokenizer.token_to_id("[UNK]")))
+    expected = token_log_probs(model, whole, text)
+    assert len(expected) > 2
+    assert torch.equal(token_log_probs(model, whole, text, mask_rest_of_word=True), expected)
 
 
 def test_the_last_piece_and_whole_words_keep_their_scores() -> None:

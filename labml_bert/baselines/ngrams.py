@@ -66,6 +66,7 @@ def ordinary_triples(name: str, ids: Tensor, special_ids: list[int]) -> tuple[Te
     Returns the left neighbors, the tokens and the right neighbors of ordinary tokens that have both. Raises
     `ValueError` if there is no such token in the text called `name`.
     """
+    ids = ids.long()  # The index of a triple can be too large for the type of the ids.
     is_ordinary = ~torch.isin(ids[1:-1], torch.tensor(special_ids, dtype=ids.dtype))
     if not is_ordinary.any():
         reason = "shorter than three tokens" if len(ids) < 3 else "almost nothing but special tokens"
@@ -94,11 +95,10 @@ class NgramModel:
 
     def __init__(self, train: Tensor, vocab_size: int, special_ids: list[int]):
         V = self.vocab_size = vocab_size
-        train = train.long()  # The index of a triple can be too large for the type of the ids.
         if V**3 > 2**63:
             raise ValueError(f"the vocabulary has {V:,} tokens; use at most {2**21:,}")
         left, word, right = ordinary_triples("training", train, special_ids)  # (N)
-        n_w = torch.bincount(train, minlength=V).double()
+        n_w = torch.bincount(train.long(), minlength=V).double()
         n_w[special_ids] = 0
         self.p_w = (n_w + 1e-3) / (n_w + 1e-3).sum()
         self.pairs = Counts(left * V + word)

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import IO
 
 from labml_bert.course import folder as folders
-from labml_bert.course.source import PACKAGE, is_empty
+from labml_bert.course.source import PACKAGE, is_empty, parameter_names, read_reference
 from labml_bert.course.step import Step, Verdict
 from labml_bert.course.track import STEPS
 
@@ -105,6 +105,7 @@ def read_problem(step: Step, text: str) -> Verdict | None:
         if is_empty(text, step.function):
             return Verdict(step.name, False, f"Not written yet: {step.task}.", mistake="not written")
         folders.fingerprint(step, text)
+        names, expected = (parameter_names(t, step.function) for t in (text, read_reference(step.file)))
     except SyntaxError as error:
         line = (error.text or "").strip()
         details = (f"{error.msg}:", f"  {line[:MAX_LINE]}") if line else (f"{error.msg}.",)
@@ -113,6 +114,10 @@ def read_problem(step: Step, text: str) -> Verdict | None:
     except ValueError as error:
         message = f"In {step.file}, {error} any more. Every function of the file has to stay where it was."
         return Verdict(step.name, False, message)
+    if names != expected:
+        message = "The parameters must keep their names and their order, because other code uses them."
+        details = (f"  expected  {', '.join(expected)}", f"  found     {', '.join(names)}")
+        return Verdict(step.name, False, message, details)
     return None
 
 

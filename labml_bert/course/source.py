@@ -114,6 +114,21 @@ def is_empty(text: str, function: str) -> bool:
     return isinstance(first, ast.Raise) and not others and "write this: " in unparse(first)
 
 
+def parameter_names(text: str, function: str) -> list[str]:
+    """
+    The names of a function's parameters, with `=` after those that have a default.
+
+    Raises `ValueError` if there is no such function, and `SyntaxError` if the text isn't Python.
+    """
+    arguments = find_function(parse(text), function)[1].args
+    defaults: list[ast.expr | None] = [*arguments.defaults]
+    positional = [*arguments.posonlyargs, *arguments.args]
+    defaults = [None] * (len(positional) - len(defaults)) + defaults + arguments.kw_defaults
+    pairs = zip([*positional, *arguments.kwonlyargs], defaults, strict=True)
+    names = [parameter.arg + "=" * (default is not None) for parameter, default in pairs]
+    return [*names, *(rest.arg for rest in (arguments.vararg, arguments.kwarg) if rest is not None)]
+
+
 def function_lines(text: str, function: str) -> list[str]:
     """
     The lines of a function below its docstring.

@@ -51,7 +51,7 @@ NAMES = ("python-docs", "python-source", "tiny-shakespeare", *WIKITEXT)
 
 def corpus_name(path: Path) -> str:
     """The name of a file or folder, or with `./` in front if a built-in corpus has that name."""
-    name = decode_file_name(path.name)
+    name = decode_file_name(path.name if path.name != ".." else path.resolve().name)
     return f"./{name}" if name in NAMES else name
 
 

@@ -197,16 +197,15 @@ def template(tokenizer: Tokenizer, is_pair: bool = False) -> list[tuple[str, int
     return [*zip(encoding.tokens, encoding.type_ids, strict=True)]
 
 
-def adds_cls_sep(tokenizer: Tokenizer, is_pair: bool = False) -> bool:
+def adds_cls_sep(tokenizer: Tokenizer) -> bool:
     """
-    Whether the tokenizer turns a text into `[CLS] A [SEP]`, and a pair into `[CLS] A [SEP] B [SEP]`. Raises
-    `ValueError` if it adds anything else.
+    Whether the tokenizer turns a text into `[CLS] A [SEP]`. Raises `ValueError` if it adds anything else.
     """
-    added = template(tokenizer, is_pair)
-    if added not in ([], CLS_SEP_SEP[: 2 + is_pair]):
-        tokens, to = " ".join(token for token, _ in added), "a pair" if is_pair else "a text"
+    added = template(tokenizer)
+    if added not in ([], CLS_SEP_SEP[:2]):
+        tokens = " ".join(token for token, _ in added)
         raise ValueError(
-            f"the tokenizer adds {tokens} to {to}; use one that adds [CLS] and [SEP], or nothing"
+            f"the tokenizer adds {tokens} to a text; use one that adds [CLS] and [SEP], or nothing"
         )
     return bool(added)
 
@@ -220,6 +219,11 @@ def encode_corpus(tokenizer: Tokenizer, documents: list[str]) -> Tensor:
     # Pieces of about 10,000 characters let the library use all cores, and keep its bookkeeping small.
     pieces = [piece for text in documents for piece in split_lines(text + "\n\n")]
     return torch.tensor([i for ids in encode_texts(tokenizer, pieces) for i in ids], dtype=torch.int64)
+
+
+def count_unknown(tokenizer: Tokenizer, token_ids: list[int]) -> int:
+    """The number of `[UNK]`. In an encoding, the token of such an id can be the original text."""
+    return sum(i == tokenizer.token_to_id("[UNK]") for i in token_ids)
 
 
 def unknown_fraction(tokenizer: Tokenizer, input_ids: Tensor, texts: Iterable[str] = ()) -> float:
@@ -240,16 +244,14 @@ def unknown_fraction(tokenizer: Tokenizer, input_ids: Tensor, texts: Iterable[st
     return max(fraction, too_long / max(total, 1))
 
 
-def encode_texts(
-    tokenizer: Tokenizer, texts: list[str], split_special_tokens: bool = True
-) -> list[list[int]]:
+def encode_texts(tokenizer: Tokenizer, texts: list[str]) -> list[list[int]]:
     """
     Returns the ids of each whole text, without adding special tokens. If a text contains the characters
-    `[MASK]`, they are text, not a mask, unless `split_special_tokens` is `False`.
+    `[MASK]`, they are text, not a mask, provided that the tokenizer splits such words into parts.
     """
     tokenizer = plain_tokenizer(tokenizer)
     setting = tokenizer.encode_special_tokens
-    tokenizer.encode_special_tokens = split_special_tokens
+    tokenizer.encode_special_tokens = True
     try:
         # Ctrl-C is handled only between two calls of the library, so don't encode all texts in one call.
         return [
@@ -271,22 +273,24 @@ def plain_tokenizer(tokenizer: Tokenizer) -> Tokenizer:
     return tokenizer
 
 
-def is_byte_level(tokenizer: Tokenizer) -> bool:
-    """Whether the tokens are sequences of bytes, as in ModernBERT's vocabulary."""
-    # The decoder can be one of several in a sequence.
-    return tokenizer.decoder is not None and b'"ByteLevel"' in tokenizer.decoder.__getstate__()
+def joins_with_spaces(tokenizer: Tokenizer) -> bool:
+    """Whether no token contains a space, as in WordPiece, so that decoding puts spaces between words."""
+    return isinstance(tokenizer.decoder, decoders.WordPiece | decoders.BPEDecoder | None)
 
 
 def token_text(tokenizer: Tokenizer, token_id: int) -> str:
     """
-    Returns the text of a token, or `?` if there is no such token. A byte-level vocabulary spells
-    each byte as a letter, for example a space as `Ġ`, so its tokens have to be decoded. A token that is only
-    part of a character becomes `�`. A token of WordPiece keeps its `##`, which says that it continues a word.
+    Returns the text of a token, or `?` if there is no such token. A byte-level vocabulary spells each byte as
+    a letter, for example a space as `Ġ`, and SentencePiece spells a space as `▁`, so their tokens have to be
+    decoded. A token that is only part of a character becomes `�`. A token of WordPiece keeps its `##`, which
+    says that it continues a word.
     """
     token = tokenizer.id_to_token(token_id)
     if token is None or isinstance(tokenizer.decoder, decoders.WordPiece | None):
         return token or "?"
-    return tokenizer.decode([token_id], skip_special_tokens=False)
+    text = tokenizer.decode([token_id], skip_special_tokens=False)
+    # Decoding drops a space at the start of a text.
+    return " " + text if token.startswith("▁") and not text.startswith(" ") else text
 
 
 def split_lines(text: str, size: int = 10_000) -> list[str]:

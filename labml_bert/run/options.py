@@ -30,7 +30,7 @@ from labml_bert.checks import (
     check_longest,
     check_modern_config,
 )
-from labml_bert.data.corpora import NAMES
+from labml_bert.data.corpora import NAMES, cache_folder
 from labml_bert.data.curriculum import parse_schedule
 from labml_bert.data.text_files import check_not_among
 from labml_bert.modern import ModernBertConfig
@@ -246,11 +246,17 @@ def absolute_path(name: str) -> str:
 
 
 def check_outputs(options: Any, names: Sequence[str] = ("record", "runs")) -> None:
-    """Raises `ValueError` if one of the outputs called `names` would be among the texts of `options`."""
+    """
+    Raises `ValueError` if the folder for downloads or one of the outputs called `names` would be among the
+    texts of `options`.
+    """
     texts = {options.corpus, getattr(options, "old_corpus", "")} - {*NAMES, ""}
-    for text, name in product(sorted(texts), names):
-        if path := getattr(options, name):
-            check_not_among(Path(text), path, f"--{name}")
+    outputs = {f"--{name}": getattr(options, name) for name in names}
+    with contextlib.suppress(ValueError):  # Without a home folder, nothing is downloaded.
+        outputs["XDG_CACHE_HOME"] = cache_folder()
+    for text, (name, path) in product(sorted(texts), outputs.items()):
+        if path:
+            check_not_among(Path(text), path, name)
 
 
 def restore_options(

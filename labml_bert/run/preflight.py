@@ -91,7 +91,8 @@ try:
     # Importing PyTorch calls `gettempdir` too, which raises `OSError` if no temporary folder is writable.
     tempfile.gettempdir()
 except OSError as error:
-    print(f"error: {error.strerror}; free some space on the disk", file=sys.stderr)
+    remedy = "set TMPDIR to a folder that you can write to, on a disk with free space"
+    print(f"error: {error.strerror}; {remedy}", file=sys.stderr)
     raise SystemExit(2) from None
 
 

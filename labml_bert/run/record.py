@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from labml_bert.checks import LARGEST_SIZE
-from labml_bert.checksums import file_state, seal
+from labml_bert.checksums import file_state, parse_json, seal
 from labml_bert.files import partial_path, write_whole
 from labml_bert.stdout import as_operand, console, display_path, print_note
 from labml_bert.training.device import choose_precision
@@ -105,8 +105,11 @@ def recorded_experiment(path: Path) -> str | None:
     """
     with open(path, "rb") as file:
         start = file.read(500)
-    match = re.match(rb'\{\s*"experiment":\s*"(\w+)",\s*"command":\s*"python ', start)
-    return match[1].decode() if match else None
+    match = re.match(rb'\{\s*"experiment":\s*("(?:[^"\\]|\\.)*"),\s*"command":\s*"python ', start)
+    try:
+        return str(parse_json(match[1])) if match else None
+    except ValueError:
+        return None
 
 
 def describe_run(

@@ -27,11 +27,11 @@ from rich.constrain import Constrain
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
-from tokenizers import Tokenizer, decoders
+from tokenizers import Tokenizer
 from torch import OutOfMemoryError, Tensor
 
 from labml_bert.baselines.ngrams import Baseline
-from labml_bert.data.tokenizers import is_byte_level, token_text
+from labml_bert.data.tokenizers import joins_with_spaces, token_text
 from labml_bert.mlm import IGNORE
 from labml_bert.stdout import (
     REMEDIES,
@@ -363,12 +363,12 @@ def filled_lines(
     `input_ids`, `labels` and `guesses` are `(T,)`.
     """
     gap, space, right, wrong = "_~+x" if is_ascii_only() else "▁␣✓✗"
-    # Our character tokenizer and byte-level tokenizers keep the spaces of the text. The others lose them.
-    loses_spaces = not isinstance(tokenizer.decoder, decoders.Fuse) and not is_byte_level(tokenizer)
     text, predictions, symbols = Text("    "), Text("    "), Text("    ")
     for token, label, guess in zip(input_ids.tolist(), labels.tolist(), guesses.tolist(), strict=True):
         name, answer = (token_text(tokenizer, i) for i in (token if label == IGNORE else label, guess))
-        before = " " if loses_spaces and text.plain.strip() and not name.startswith("##") else ""
+        before = (
+            " " if joins_with_spaces(tokenizer) and text.plain.strip() and not name.startswith("##") else ""
+        )
         visible, prediction = printable(name).removeprefix("##"), printable(answer).removeprefix("##")
         if label == IGNORE:
             prediction = symbol = ""

@@ -144,9 +144,13 @@ def save_checkpoint(
     if rank() > 0:
         return
     tensors = {f"model.{key}": value for key, value in named_weights(model).items()}
+    without_moments: list[int] = []
     for first, optimizer in enumerate_parameters(optimizers):
-        for index, state in optimizer.state_dict()["state"].items():
+        content = optimizer.state_dict()
+        for index, state in content["state"].items():
             tensors |= {f"optimizer.{first + index}.{key}": value for key, value in state.items()}
+        indices = (index for group in content["param_groups"] for index in group["params"])
+        without_moments += [first + index for index in indices if index not in content["state"]]
     tensors |= {**states, "random.data": generator.get_state()}
     path, previous = run_path / CHECKPOINT, run_path / PREVIOUS
     if path.is_file():
@@ -154,7 +158,9 @@ def save_checkpoint(
         # crash could leave no file of that name. Without hard links, we keep only one checkpoint.
         with contextlib.suppress(OSError), whole_file(previous) as part:
             os.link(path, part)
-    metadata = {**metadata, "tokenizer_sha256": sums_for_saving(run_path).get(TOKENIZER)}
+    # A parameter that never had a gradient has no moments. List it, so that no other moment can be missing.
+    sha256 = sums_for_saving(run_path).get(TOKENIZER)
+    metadata = {**metadata, "without_moments": without_moments, "tokenizer_sha256": sha256}
     write_tensors(path, tensors, {"about": json.dumps(metadata)})
 
 
@@ -186,7 +192,10 @@ def restore(
             needed = MOMENTS.get(type(optimizer), set())
             # There are no moments before the first update. In float16, the first steps may have been skipped.
             may_be_empty = metadata["step"] == 0 or metadata.get("scaler")
-            is_complete = all(needed <= state.keys() for state in states.values())
+            without = {i - first for i in metadata.get("without_moments", [])}
+            is_complete = all(
+                needed <= state.keys() for i, state in states.items() if state or i not in without
+            )
             if not is_complete and (any(states.values()) or not may_be_empty):
                 raise KeyError("a moment is missing")
             parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
@@ -356,11 +365,11 @@ def replay(run_path: Path, model: nn.Module) -> tuple[float, dict[str, float]]:
     try:
         load_named_weights(model, with_prefix(tensors, "model."))
         precision = json.loads(metadata["about"])["precision"]
+        torch.set_rng_state(tensors[random_name("torch", 0)])
     except (KeyError, RuntimeError):
         raise ValueError(
             f"{path} is of another model, or isn't a failed step; use the configuration in the file"
         ) from None
-    torch.set_rng_state(tensors[random_name("torch", 0)])
     set_device_random_state(device, tensors, 0)
     batch = {key: value.to(device) for key, value in with_prefix(tensors, "batch.").items()}
     model.train()

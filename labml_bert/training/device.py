@@ -92,3 +92,8 @@ def compile_model(model: nn.Module) -> Any:
     """
     logging.getLogger("torch._dynamo").setLevel(logging.ERROR)
     return torch.compile(model)
+
+
+def count_updates(adamw: torch.optim.Optimizer) -> int:
+    """Returns the number of updates so far. In float16, a step whose gradient overflows is no update."""
+    return int(next((state["step"] for state in adamw.state.values()), 0))

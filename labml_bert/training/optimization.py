@@ -114,7 +114,9 @@ def parameter_groups(
 def block_matrices(model: nn.Module) -> list[nn.Parameter]:
     """The trainable matrices in the model's blocks. A block is a module in an `nn.ModuleList`."""
     blocks = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
-    return [p for block in blocks for p in block.parameters() if p.dim() == 2 and p.requires_grad]
+    # A block can contain another list of blocks, or share a parameter with another block.
+    parameters = {id(p): p for block in blocks for p in block.parameters()}
+    return [p for p in parameters.values() if p.dim() == 2 and p.requires_grad]
 
 
 def make_optimizers(model: nn.Module, arguments: TrainingArguments) -> list[torch.optim.Optimizer]:

@@ -70,11 +70,11 @@ def read_metrics(run_path: Path, up_to_step: float = math.inf) -> dict[str, list
     ## Reading
 
     Returns all metrics of a run by name, each as a list of `(step, value)`, ordered by step. A resumed run
-    repeats the steps after its last checkpoint. For these steps, the values from before the resume are left
-    out. If a step was reported twice, the later value counts. Values of `null` are skipped. Damaged lines are
-    skipped too, with a note on stderr, and so are lines without `crc32`, which earlier versions of this
-    package wrote. Steps after `up_to_step` are left out. If the folder has no metrics, the dictionary is
-    empty.
+    repeats the steps after its last checkpoint, and first writes a line with the checkpoint's step. After a
+    line with a smaller step than the one before, the earlier values of later steps are left out. If a step
+    was reported twice, the later value counts. Values of `null` are skipped. Damaged lines are skipped too,
+    with a note on stderr, and so are lines without `crc32`, which earlier versions of this package wrote.
+    Steps after `up_to_step` are left out. If the folder has no metrics, the dictionary is empty.
     """
     path = run_path / METRICS
     metrics: dict[str, dict[int, float]] = {}

@@ -32,8 +32,6 @@ Each of the following can change the result:
 import contextlib
 import math
 import os
-import signal
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -55,7 +53,7 @@ from labml_bert.training.checkpoint import (
     save_checkpoint,
     save_failed_step,
 )
-from labml_bert.training.device import Precision, autocast, choose_precision, compile_model
+from labml_bert.training.device import Precision, autocast, choose_precision, compile_model, count_updates
 from labml_bert.training.distributed import (
     all_reduce_flag,
     all_reduce_max,
@@ -67,6 +65,7 @@ from labml_bert.training.distributed import (
     wrap_in_ddp,
 )
 from labml_bert.training.optimization import TrainingArguments, make_optimizers, set_learning_rate
+from labml_bert.training.signals import handle_signals
 
 # The default of `largest_loss`, in nats. For 400,000 tokens, a uniform prediction has a loss of only 12.9.
 LARGEST_LOSS = 100.0
@@ -178,17 +177,18 @@ class Trainer:
         overflows in float16), or if a loss reaches `largest_loss`.
         """
         n = self.arguments.evaluations
-        points = sorted({round(point, 6) for point in (*evaluate_at, *(i / n for i in range(1, n + 1)))})
-        # The points are rounded to six decimals, so compare them with a tolerance.
-        self.evaluation_points = [p for p in points if p > self.progress + 1e-6 or self.progress == 0]
-        self.milestones = [point for point in evaluate_at if point > self.progress]
+        points = sorted({round(point, 9) for point in (*evaluate_at, *(i / n for i in range(1, n + 1)))})
+        # The points are rounded to nine decimals, so compare them with a tolerance.
+        self.evaluation_points = [p for p in points if p > self.progress + 1e-9 or self.progress == 0]
+        self.milestones = [p for p in sorted(evaluate_at) if p > self.progress or self.progress == 0]
         self.start_time = None
         self.last_report = last_save = self.seconds
         with self.stoppable():
             self.save()
             # If an evaluation or a report uses up the minutes, the last evaluation follows one step later.
             while self.progress < 1 or self.evaluation_points:
-                set_learning_rate(self.optimizers, self.arguments, self.step + 1, self.progress)
+                updates = count_updates(self.optimizers[0]) if self.scaler.is_enabled() else self.step
+                set_learning_rate(self.optimizers, self.arguments, updates + 1, self.progress)
                 step = Step(self)
                 yield step
                 self.on_step(step)
@@ -242,16 +242,14 @@ class Trainer:
             if self.arguments.torch_compile and self.start_time is None and world_size() == 1:
                 raise KeyboardInterrupt
 
-        # Closing the terminal sends SIGHUP, and `nohup` makes a program ignore it. Windows has no SIGHUP.
-        numbers = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
-        can_handle = self.run_path is not None and threading.current_thread() is threading.main_thread()
-        handled = [n for n in numbers if can_handle and signal.getsignal(n) is not signal.SIG_IGN]
-        before = {number: signal.signal(number, handler or remember) for number in handled}
-        try:
+        def restart_clock(number: int, frame: FrameType | None) -> None:
+            # The process was suspended, for example by Ctrl-Z, and the time since then must not count.
+            if self.start_time is not None:
+                self.start_time = time.monotonic() - self.seconds
+
+        handlers = dict.fromkeys(("SIGINT", "SIGTERM", "SIGHUP"), handler or remember)
+        with handle_signals({**handlers, "SIGCONT": restart_clock} if self.run_path is not None else {}):
             yield
-        finally:
-            for number, old_handler in before.items():
-                signal.signal(number, old_handler)
 
     def check_pending_steps(self) -> None:
         """
@@ -437,14 +435,14 @@ class Step:
         self.number = trainer.step
         trainer.read_clock()
         points = trainer.evaluation_points
-        is_point = bool(points) and trainer.progress >= points[0] - 1e-6
+        is_point = bool(points) and trainer.progress >= points[0] - 1e-9
         self.report_due = is_point or trainer.is_stopping or trainer.seconds - trainer.last_report > 1
         if self.report_due:
             trainer.check_pending_steps()
         if is_point:
-            trainer.evaluation_points = [point for point in points if point > trainer.progress + 1e-6]
+            trainer.evaluation_points = [point for point in points if point > trainer.progress + 1e-9]
             # Only rank zero evaluates. The other processes wait for rank zero at the next collective call.
             self.evaluation_due = rank() == 0
-            passed = [point for point in trainer.milestones if point <= trainer.progress + 1e-6]
+            passed = [point for point in trainer.milestones if point <= trainer.progress + 1e-9]
             trainer.milestones = trainer.milestones[len(passed) :]
             self.milestone = passed[-1] if passed and self.evaluation_due else None

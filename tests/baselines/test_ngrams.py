@@ -78,6 +78,8 @@ def test_the_type_of_the_ids_does_not_matter(dtype: torch.dtype) -> None:
     left, word, right = train[:-2], train[1:-1], train[2:]
     expected = NgramModel(train, 3000, [0]).probabilities(left, word, right)
     assert torch.equal(NgramModel(train.to(dtype), 3000, [0]).probabilities(left, word, right), expected)
+    baselines = ngram_baselines(train, train[:500], 3000, [0])
+    assert ngram_baselines(train.to(dtype), train[:500].to(dtype), 3000, [0]) == baselines
 
 
 def test_after_an_unknown_pair_the_left_neighbor_decides() -> None:

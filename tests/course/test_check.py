@@ -15,7 +15,7 @@ import pytest
 
 from labml_bert.course import check
 from labml_bert.course import folder as folders
-from labml_bert.course.check import LIMIT, Report, check_folder, next_step, wait_for
+from labml_bert.course.check import LIMIT, Report, check_folder, next_step, read_problem, wait_for
 from labml_bert.course.folder import Progress, put_back, read_progress, write_exercises, write_progress
 from labml_bert.course.run_probes import run_probe
 from labml_bert.course.source import read_reference, restore_others
@@ -94,6 +94,15 @@ def test_one_clear_answer(course: Path, body: str, message: str) -> None:
     answer = run_probe(FIRST, restore_others(write(course, body), FIRST, STEPS))
     assert not answer.passed
     assert answer.message.startswith(message), answer
+
+
+def test_other_code_calls_a_function_by_the_names_of_its_parameters() -> None:
+    (step,) = [step for step in STEPS if step.function == "parameter_groups"]
+    text = read_reference(step.file)
+    assert read_problem(step, text) is None
+    for wrong in (text.replace("exclude", "others"), text.replace("nn.Parameter] = ()", "nn.Parameter]")):
+        problem = read_problem(step, wrong)
+        assert problem is not None and problem.message.startswith("The parameters must keep their names")
 
 
 @pytest.mark.long

@@ -95,10 +95,31 @@ def test_each_known_mistake_gets_its_own_diagnosis(step: Step, mistake: Mistake)
 
 
 RANDOM = "index = torch.randint(len(ordinary_ids), draw.shape, generator=self.generator, device=draw.device)"
+FIXED = "torch.Generator().manual_seed(0)"
 # Wrong code that isn't among the known mistakes: the step, the text to replace and its replacement.
 WRONG = [
     ("mlm.py:TokenMasker.__call__", RANDOM, f"{RANDOM}[:, :1].expand_as(draw)"),
     ("mlm.py:TokenMasker.__call__", RANDOM, f"{RANDOM}[:1].expand_as(draw)"),
+    ("mlm.py:TokenMasker.__call__", RANDOM, RANDOM.replace("self.generator", FIXED)),
+    (
+        "mlm.py:TokenMasker.__call__",
+        "self.rand(input_ids)",
+        f"torch.rand(input_ids.shape, generator={FIXED})",
+    ),
+    (
+        "mlm.py:TokenMasker.choose",
+        "self.rand(is_candidate)",
+        f"torch.rand(is_candidate.shape, generator={FIXED})",
+    ),
+    *(
+        (
+            "data/windows.py:random_windows",
+            f"{size} - T + 1, (B, 1), generator=generator",
+            f"{size} - T + 1, (B, 1), generator={FIXED}",
+        )
+        for size in ("len(token_ids)", "max_position_embeddings")
+    ),
+    ("training/evaluation.py:evaluate_masked_lm", "trainer.autocast()", "torch.no_grad()"),
     ("mlm.py:TokenMasker.__call__", "(input_ids >= 0)", "(input_ids >= -1)"),
     ("mlm.py:TokenMasker.__call__", "input_ids.dim() != 2 or ", ""),
     ("mlm.py:TokenMasker.__call__", "attention_mask.shape != input_ids.shape or ", ""),

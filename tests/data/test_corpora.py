@@ -382,6 +382,13 @@ def test_the_text_of_the_library_does_not_depend_on_who_runs_it(monkeypatch: pyt
     assert {name: list(compiled_docstrings(name)) for name in before} == before
 
 
+def test_the_folder_above_has_its_own_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "texts" / "inner").mkdir(parents=True)
+    (tmp_path / "texts" / "a.txt").write_text("a line\n" * 100)
+    monkeypatch.chdir(tmp_path / "texts" / "inner")
+    assert load_corpus("..").name == load_corpus(str(tmp_path / "texts")).name == "texts"
+
+
 def test_a_deep_folder_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The folder is nested more deeply than Python allows calls to be."""
     monkeypatch.chdir(tmp_path)

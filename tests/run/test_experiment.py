@@ -295,6 +295,20 @@ def test_a_run_writes_nothing_among_its_texts(
             parse_options(continue_pretraining.Options, "continue_pretraining", "", line)
 
 
+def test_the_folder_for_downloads_is_not_among_the_texts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pairs of a run are there, and would be read as text when the run is resumed."""
+    texts = tmp_path / "texts"
+    texts.mkdir()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(texts / "cache"))
+    words = ["--corpus", str(texts), "--runs", str(tmp_path)]
+    with pytest.raises(ValueError, match="among the texts; choose another path with XDG_CACHE_HOME"):
+        parse_options(continue_pretraining.Options, "continue_pretraining", "", words)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(texts / ".cache"))
+    parse_options(continue_pretraining.Options, "continue_pretraining", "", words)
+
+
 def test_a_run_is_locked_and_its_partial_files_are_removed(tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     (tmp_path / "own").mkdir()

@@ -194,7 +194,7 @@ def test_a_full_disk_before_the_imports_is_a_one_line_error(tmp_path: Path) -> N
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
     process = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert process.returncode == 2 and re.fullmatch(
-        "error: .+; free some space on the disk\n", process.stderr
+        "error: .+; set TMPDIR to a folder that you can write to, on a disk with free space\n", process.stderr
     )
 
 

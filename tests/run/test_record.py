@@ -71,6 +71,15 @@ def test_a_record_is_replaced(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
+@pytest.mark.parametrize("name", ["my-tiny", "été 2", 'a"b'])
+def test_a_script_can_have_any_name(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "record.json"
+    record = {"experiment": name, "command": "python experiments/x.py"}
+    assert write_record(path, record) == path
+    check_record(path, name)
+    assert write_record(path, record) == path
+
+
 def test_a_killed_process_with_the_same_id_blocks_no_record(tmp_path: Path) -> None:
     """In a container, the ids of processes repeat."""
     part = partial_path(tmp_path / "record.json")

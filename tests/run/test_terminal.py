@@ -239,6 +239,15 @@ def test_the_bar_of_a_resumed_run_starts_where_the_run_stopped(progress: float, 
         assert (task.completed, task.description) == (progress, state)
 
 
+@pytest.mark.parametrize(("term", "is_terminal"), [("xterm", True), ("dumb", False), ("unknown", False)])
+def test_a_terminal_that_cannot_move_its_cursor_is_like_a_file(
+    term: str, is_terminal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rich draws no bar there, so the lines of a file are printed."""
+    monkeypatch.setenv("TERM", term)
+    assert PersistentConsole(force_terminal=True).is_terminal is is_terminal
+
+
 @pytest.mark.processes
 def test_closing_the_terminal_saves_the_run(corpus_file: Path, tmp_path: Path) -> None:
     words = command("mlm_tiny", *SMALL, "--corpus", corpus_file, "--minutes", 5)

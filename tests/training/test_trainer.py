@@ -13,13 +13,14 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
 
 from labml_bert import files
 from labml_bert.files import bytes_of, write_tensors
+from labml_bert.lora import add_lora
 from labml_bert.mlm import IGNORE
 from labml_bert.model_folder import ALIASES
 from labml_bert.models import BertForMaskedLM
@@ -104,6 +105,17 @@ def test_muon_gets_the_matrices_of_the_blocks_and_adamw_the_rest(model: torch.nn
     for p in (*with_decay["params"], *without_decay["params"]):
         assert "layer" not in names.pop(id(p)) or p.dim() == 1
     assert not names
+
+
+def test_muon_gets_a_matrix_once_even_if_it_is_in_two_lists() -> None:
+    """LoRA puts its matrices into a list of their own, inside a block."""
+    model = BertForMaskedLM(CONFIG)
+    add_lora(model.bert, r=2)
+    nested = torch.nn.ModuleList([torch.nn.ModuleList([torch.nn.Linear(3, 2)])])
+    for module, count in ((model, 2 * 2 * 2), (nested, 1)):
+        muon = make_optimizers(module, TrainingArguments(steps=1, optimizer="muon"))[1]
+        parameters = muon.param_groups[0]["params"]
+        assert len(parameters) == len({id(p) for p in parameters}) == count
 
 
 def test_an_update_of_muon_is_nearly_orthogonal_and_as_large_as_one_of_adamw() -> None:
@@ -555,6 +567,85 @@ def test_resuming_restores_the_scale_of_float16(tmp_path: Path) -> None:
     trainer, _ = new_trainer(tmp_path, steps=3, precision="float16")
     trainer.resume()
     assert trainer.scaler.get_scale() == 512.0
+
+
+@pytest.mark.parametrize("scale", [1.0, 2.0**24])
+def test_a_skipped_step_of_float16_does_not_count_for_the_missing_bias_correction(scale: float) -> None:
+    """Without the correction, Adam's first update of each weight is (1 - beta1) / sqrt(1 - beta2) long."""
+    trainer, next_batch = new_trainer(None, precision="float16")
+    trainer.arguments = replace(trainer.arguments, adam_bias_correction=False, warmup_ratio=0.0)
+    trainer.scaler = torch.amp.GradScaler("cpu", init_scale=scale)
+    bias = trainer.model.cls.predictions.bias
+    for step in trainer.steps():
+        before = bias.detach().clone()
+        train_on(step, next_batch())
+        update = (bias - before).abs().max().item()
+        if update > 0:
+            break
+    assert (step.number > 1) == (scale > 1)
+    learning_rate = trainer.arguments.learning_rate_at(step.number / 30 - 1 / 30)
+    assert update == pytest.approx(learning_rate * 0.1 / 0.001**0.5, rel=0.02)
+
+
+def test_the_last_of_a_million_steps_is_evaluated() -> None:
+    trainer, next_batch = new_trainer(None, steps=10**6)
+    trainer.step = 10**6 - 3
+    due = []
+    for step in trainer.steps():
+        train_on(step, next_batch())
+        due.append(step.evaluation_due)
+    assert due == [False, False, True]
+
+
+def test_points_of_an_evaluation_can_be_in_any_order_and_at_the_start() -> None:
+    trainer, next_batch = new_trainer(None, steps=4)
+    milestones = []
+    for step in trainer.steps([1.0, 0.5, 0.0]):
+        train_on(step, next_batch())
+        milestones.append(step.milestone)
+    assert milestones == [0.0, 0.5, None, 1.0]
+
+
+@pytest.mark.parametrize("optimizer", get_args(OptimizerName))
+def test_a_run_with_a_parameter_without_gradient_can_be_resumed(
+    tmp_path: Path, optimizer: OptimizerName
+) -> None:
+    results = []
+    for stop in (30, 10, 30):
+        path = tmp_path / str(len(results) > 0)
+        path.mkdir(exist_ok=True)
+        trainer, next_batch = new_trainer(path, optimizer=optimizer)
+        unused = torch.nn.Linear(2, 2)
+        trainer.model.add_module("unused", torch.nn.ModuleList([unused]))
+        trainer.optimizers = make_optimizers(trainer.model, trainer.arguments)
+        if len(results) == 2:
+            trainer.resume()
+        for step in trainer.steps():
+            train_on(step, next_batch())
+            if step.number == stop:
+                trainer.save()
+                break
+        results.append(trainer.model.state_dict())
+    assert all(torch.equal(value, results[2][name]) for name, value in results[0].items())
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGCONT"), reason="Windows doesn't suspend a process with a signal")
+def test_the_time_in_which_a_run_is_suspended_does_not_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer, next_batch = new_trainer(tmp_path)
+    trainer.arguments = replace(trainer.arguments, steps=None, minutes=1.0)
+    now = 0.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    lengths = []
+    for step in trainer.steps():
+        train_on(step, next_batch())
+        lengths.append(step.number)
+        now += 20.0
+        if step.number == 2:
+            now += 3600.0
+            os.kill(os.getpid(), signal.SIGCONT)
+    assert lengths == [1, 2, 3, 4, 5] and trainer.seconds == 80.0
 
 
 def test_a_report_has_the_means_since_the_last_one() -> None:

@@ -75,6 +75,9 @@ def probe_choose(m: Any) -> Iterator[tuple[str, Any]]:
     half = masker(m, mlm_probability=0.5).choose(is_candidate)
     yield "the fraction chosen if mlm_probability is 0.5", fraction(half, is_candidate, 0.02)
     yield "whether all draws are from self.generator", torch.equal(before, torch.get_rng_state())
+    one = masker(m)
+    is_same = torch.equal(one.choose(is_candidate), one.choose(is_candidate))
+    yield "whether two calls choose the same tokens", is_same
     words = (torch.arange(200) // 2).expand(200, 200)
     all_tokens = torch.ones_like(is_candidate)
     counts = masker(m).choose(all_tokens).sum(1)
@@ -173,6 +176,14 @@ def probe_masker(m: Any) -> Iterator[tuple[str, Any]]:
     is_labeled = masker(m)(original, None, words).labels != -100
     yield "the number of special tokens that have a label, with words", int((is_labeled & is_special).sum())
     yield "whether all draws are from self.generator", torch.equal(before, torch.get_rng_state())
+    sevens = torch.full((40, 40), 7)
+    for name, options in (
+        ("masks", {"mlm_probability": 1.0}),
+        ("random tokens", {"mlm_probability": 1.0, "mask_replace_prob": 0.0, "random_replace_prob": 1.0}),
+    ):
+        one = masker(m, **options)
+        first, second = (one(sevens.clone()).input_ids for _ in range(2))
+        yield f"whether two calls draw the same {name}", torch.equal(first, second)
     yield "the type of the labels of int32 ids", str(masker(m)(original.int()).labels.dtype)
     yield "the answer to an id that isn't in the vocabulary", raises(masker(m), torch.tensor([[V]]))
     empty = masker(m)(original[:0])

@@ -37,6 +37,9 @@ def probe_windows(m: Any) -> Iterator[tuple[str, Any]]:
     pairs = torch.stack((ids[:, 0], positions[:, 0])).unique(dim=1).size(1)
     yield "whether nearly every pair of a start and an offset occurs", pairs > 90
     yield "whether all draws are from the generator", torch.equal(before, torch.get_rng_state())
+    again = m.random_windows(torch.arange(100, 120), 500, 4, 9, generator)
+    yield "whether two calls draw the same windows", torch.equal(ids, again.input_ids)
+    yield "whether two calls draw the same offsets", torch.equal(positions, again.position_ids)
     whole = m.random_windows(torch.arange(4), 2, 4, 4, generator)
     yield "the windows of a text that is as long as a window", whole
 
@@ -199,9 +202,13 @@ def is_sum_over_batches(result: dict[str, float], batches: list[Tensor], labels:
 
 def probe_evaluation(m: Any) -> Iterator[tuple[str, Any]]:
     model = Scorer().train()
-    trainer = SimpleNamespace(
-        model=model, device=torch.device("cpu"), autocast=lambda: contextlib.nullcontext()
-    )
+    calls: list[str] = []
+
+    def autocast() -> contextlib.AbstractContextManager[None]:
+        calls.append("autocast")
+        return contextlib.nullcontext()
+
+    trainer = SimpleNamespace(model=model, device=torch.device("cpu"), autocast=autocast)
     # Later windows have fewer labels, and other tokens. There are more windows than fit into a usual batch.
     N, T = 70, 256
     window = torch.arange(N)[:, None]
@@ -215,6 +222,7 @@ def probe_evaluation(m: Any) -> Iterator[tuple[str, Any]]:
     yield "whether batches with few labels count too much", is_mean_over_batches(result, batches)
     yield "the result", result
     yield "whether the model is in train mode afterwards", is_training
+    yield "whether trainer.autocast is called", bool(calls)
     model.train()
     yield "the result on the first 3 windows", m.evaluate_masked_lm(trainer, held_out, 3 * T + 5)
     yield "the result for less than a window", m.evaluate_masked_lm(trainer, held_out, 2)
