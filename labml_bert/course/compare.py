@@ -57,6 +57,10 @@ class Observation(NamedTuple):
 def observe(probe: Probe, module: ModuleType) -> list[Observation]:
     """Runs a probe. An exception, even `SystemExit`, is the last observation."""
     observations = []
+    # The learner's file may have changed one of these settings, also for the original code.
+    torch.set_default_dtype(torch.float32)
+    torch.set_default_device(None)
+    torch.set_grad_enabled(True)
     torch.manual_seed(0)
     try:
         for name, value in probe(module):

@@ -131,12 +131,12 @@ def parameter_names(text: str, function: str) -> list[str]:
 
 def function_lines(text: str, function: str) -> list[str]:
     """
-    The lines of a function below its docstring.
+    The lines of a function below its docstring, or the whole function if it's on one line.
 
     Raises `ValueError` if there is no such function, and `SyntaxError` if the text isn't Python.
     """
     first, last = body_lines(find_function(parse(text), function)[1])
-    return text.split("\n")[first:last]
+    return text.split("\n")[min(first, last - 1) : last]
 
 
 def whole_function(text: str, function: str) -> str:
@@ -220,6 +220,7 @@ def make_mistake(step: Step, mistake: Mistake) -> str:
 def first_line(text: str, function: str) -> int | None:
     """The number of the first line below a function's docstring, or `None` if there is no such function."""
     try:
-        return body_lines(find_function(parse(text), function)[1])[0] + 1
+        first, last = body_lines(find_function(parse(text), function)[1])
+        return min(first + 1, last)
     except (ValueError, SyntaxError):
         return None

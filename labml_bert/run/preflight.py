@@ -11,7 +11,6 @@ import contextlib
 import os
 import signal
 import sys
-import tempfile
 from importlib.util import find_spec
 from types import FrameType, TracebackType
 
@@ -87,14 +86,6 @@ except OSError:
     print("error: the current folder no longer exists; change to another one", file=sys.stderr)
     raise SystemExit(2) from None
 
-try:
-    # Importing PyTorch calls `gettempdir` too, which raises `OSError` if no temporary folder is writable.
-    tempfile.gettempdir()
-except OSError as error:
-    remedy = "set TMPDIR to a folder that you can write to, on a disk with free space"
-    print(f"error: {error.strerror}; {remedy}", file=sys.stderr)
-    raise SystemExit(2) from None
-
 
 def stop_before_it_began(number: int, frame: FrameType | None) -> None:
     """Handles Ctrl-C: prints one line and ends the process, which hasn't written any file yet."""
@@ -108,15 +99,36 @@ def stop_before_it_began(number: int, frame: FrameType | None) -> None:
 def explain_failed_import(
     kind: type[BaseException], error: BaseException, trace: TracebackType | None
 ) -> None:
-    """Handles an uncaught exception. During the imports, the likely cause is a lack of memory."""
-    if not issubclass(kind, ImportError | OSError | MemoryError):
-        sys.__excepthook__(kind, error, trace)
-        return
+    """
+    Handles an uncaught exception. During the imports, the likely causes are a lack of memory, and a file in
+    the current folder that has the name of a module.
+    """
     reason = " ".join((str(error) or "out of memory").split())
     line = f"error: cannot load a library ({reason}); free some memory, or install the packages again"
+    if name := hidden_module(trace):
+        line = f"error: {name}.py in the current folder hides Python's module {name}; rename the file"
+    elif not issubclass(kind, ImportError | OSError | MemoryError):
+        sys.__excepthook__(kind, error, trace)
+        return
     with contextlib.suppress(OSError):
         os.write(2, os.fsencode(f"{line}\n"))
     os._exit(2)
+
+
+def hidden_module(trace: TracebackType | None) -> str:
+    """
+    The name of a module that was loaded from the current folder instead of its usual place, or an empty
+    string. `python -m` looks for all modules in the current folder first.
+    """
+    paths = [getattr(module, "__file__", None) for module in [*sys.modules.values()]]
+    while trace is not None:
+        paths.append(trace.tb_frame.f_code.co_filename)
+        trace = trace.tb_next
+    for folder, file in (os.path.split(os.path.abspath(path)) for path in paths if path):
+        name = file.removesuffix(".py")
+        if folder == os.getcwd() and (name in sys.stdlib_module_names or name in REQUIRED):
+            return name
+    return ""
 
 
 def exit_on_signals() -> None:
@@ -137,6 +149,17 @@ try:
 except ValueError:
     # Only the main thread can set a signal handler.
     pass
+
+try:
+    # In a folder with exercises, this may load a file called `random.py`, so it comes after `excepthook`.
+    import tempfile
+
+    # Importing PyTorch calls `gettempdir` too, which raises `OSError` if no temporary folder is writable.
+    tempfile.gettempdir()
+except OSError as error:
+    remedy = "set TMPDIR to a folder that you can write to, on a disk with free space"
+    print(f"error: {error.strerror}; {remedy}", file=sys.stderr)
+    raise SystemExit(2) from None
 
 if missing := [name for name in REQUIRED if find_spec(name) is None]:
     remedy = f"run: {sys.executable} -m pip install {' '.join(missing)}"

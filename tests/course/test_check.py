@@ -12,6 +12,7 @@ import threading
 from pathlib import Path
 
 import pytest
+import torch
 
 from labml_bert.course import check
 from labml_bert.course import folder as folders
@@ -103,6 +104,20 @@ def test_other_code_calls_a_function_by_the_names_of_its_parameters() -> None:
     for wrong in (text.replace("exclude", "others"), text.replace("nn.Parameter] = ()", "nn.Parameter]")):
         problem = read_problem(step, wrong)
         assert problem is not None and problem.message.startswith("The parameters must keep their names")
+
+
+@pytest.mark.parametrize(
+    "setting", ["set_default_dtype(torch.float64)", 'set_default_device("meta")', "set_grad_enabled(False)"]
+)
+def test_a_setting_in_the_file_changes_no_check(course: Path, setting: str) -> None:
+    text = write(course, SOLUTION).replace("import torch\n", f"import torch\n\ntorch.{setting}\n", 1)
+    assert setting in text
+    try:
+        assert run_probe(FIRST, restore_others(text, FIRST, STEPS)).passed
+    finally:
+        torch.set_default_dtype(torch.float32)
+        torch.set_default_device(None)
+        torch.set_grad_enabled(True)
 
 
 @pytest.mark.long

@@ -17,6 +17,7 @@ from labml_bert.course.probes import pairs as pairs_probes
 from labml_bert.course.probes.track import PROBES
 from labml_bert.course.run_probes import load, run_probe
 from labml_bert.course.source import (
+    first_line,
     function_lines,
     is_empty,
     make_mistake,
@@ -62,6 +63,16 @@ def test_code_above_the_line_that_was_given_counts() -> None:
         assert not is_empty(f"def add(a, b):\n{docstring}    return a + b\n    {error}\n", "add")
         assert not is_empty(f"def add(a, b):\n{docstring}    raise ValueError\n", "add")
     assert not is_empty('def add(a, b):\n    """Adds."""\n', "add")
+
+
+def test_a_function_on_one_line_has_that_line() -> None:
+    for text, lines in (
+        ("x = 1\ndef f(a: int) -> int: return a\ny = 2\n", ["def f(a: int) -> int: return a"]),
+        ("x = 1\ndef f(a: int) -> int:\n    return a\ny = 2\n", ["    return a"]),
+    ):
+        assert function_lines(text, "f") == lines
+        line = first_line(text, "f")
+        assert line is not None and text.split("\n")[line - 1] == lines[0]
 
 
 @steps

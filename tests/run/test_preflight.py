@@ -122,6 +122,20 @@ def test_a_library_that_cannot_be_loaded_is_one_line(
     assert process.stderr == line
 
 
+@pytest.mark.parametrize(
+    ("name", "content"), [("random", "print(1)\n"), ("tempfile", "import nowhere\n"), ("rich", "x = 1\n")]
+)
+def test_a_file_with_the_name_of_a_module_is_named(name: str, content: str, tmp_path: Path) -> None:
+    """Learners try out their code in small files in the folder of the exercises."""
+    (tmp_path / f"{name}.py").write_text(content)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    words = [sys.executable, "-m", "labml_bert.course", "check"]
+    process = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert process.returncode == 2
+    line = f"error: {name}.py in the current folder hides Python's module {name}; rename the file\n"
+    assert process.stderr == line
+
+
 def test_a_closed_stdin_is_an_empty_one(tmp_path: Path) -> None:
     words = ["sh", "-c", 'exec "$0" -m labml_bert.classify predict nowhere <&-', sys.executable]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
