@@ -243,7 +243,7 @@ export class Live {
       if (character === "[" || character === "]") masking = character === "[";
       else if (plain.push(character) && masking) this.masked.add(plain.length - 1);
     }
-    this.field.value = plain.join("");
+    this.field.value = this.typed = plain.join("");
     this.characters = plain;
     this.pinned = Math.min(...this.masked);
     this.layOut();
@@ -252,7 +252,19 @@ export class Live {
   // Takes the text of the field. Masked characters before and after an edit stay masked. The field keeps what is cut:
   // changing its text from here would clear what the reader can undo.
   type(text) {
-    const before = this.characters;
+    const old = this.typed;
+    const shorter = Math.min(old.length, text.length);
+    let same = 0;
+    while (same < shorter && old[same] === text[same]) same++;
+    // Don't compare half a character: some take two units of a string.
+    if (/[\ud800-\udbff]/.test(old[same - 1] ?? "")) same--;
+    let tail = 0;
+    while (tail < shorter - same && old.at(-1 - tail) === text.at(-1 - tail)) tail++;
+    if (tail && /[\udc00-\udfff]/.test(old.at(-tail))) tail--;
+    const count = (part) => [...part].length;
+    const start = count(old.slice(0, Math.min(same, 2 * this.limit)));
+    const end = start + count(old.slice(same, old.length - tail));
+    const moved = start + count(text.slice(same, text.length - tail)) - end;
     const now = [];
     let cut = false;
     for (const character of text) {
@@ -263,15 +275,11 @@ export class Live {
       now.push(character);
     }
     this.pick.selectedIndex = SAMPLES.length;
-    let same = 0;
-    while (same < Math.min(before.length, now.length) && before[same] === now[same]) same++;
-    let tail = 0;
-    const shorter = Math.min(before.length, now.length) - same;
-    while (tail < shorter && before.at(-1 - tail) === now.at(-1 - tail)) tail++;
-    const moved = now.length - before.length;
-    const kept = [...this.masked].filter((at) => at < same || at >= before.length - tail);
-    this.masked = new Set(kept.map((at) => (at < same ? at : at + moved)));
+    const kept = [...this.masked].filter((at) => at < start || at >= end);
+    const positions = kept.map((at) => (at < start ? at : at + moved));
+    this.masked = new Set(positions.filter((at) => at < now.length));
     this.characters = now;
+    this.typed = text;
     this.pinned = Math.min(this.pinned, Math.max(0, now.length - 1));
     this.layOut(cut);
   }
@@ -288,6 +296,9 @@ export class Live {
       return button;
     });
     this.letters.replaceChildren(...words);
+    // Hebrew, Arabic and their neighbors. The first letter of the text decides.
+    const first = this.characters.find((character) => /\p{L}/u.test(character)) ?? "";
+    this.letters.dir = /[\u0590-\u08ff\ufb1d-\ufdff\ufe70-\ufeff]/.test(first) ? "rtl" : "ltr";
     this.updateSticky();
     const notes = [];
     if (cut) notes.push(`Only the first ${this.limit} characters count: the model has no more positions.`);
@@ -350,9 +361,10 @@ export class Live {
       const there = beyond.filter((one) => step * middle(one)[1] - next < 1);
       return there.sort((a, b) => Math.abs(middle(a)[0] - x) - Math.abs(middle(b)[0] - x))[0];
     };
+    const right = this.letters.dir === "rtl" ? -1 : 1;
     const to = {
-      ArrowLeft: () => this.buttons[at - 1],
-      ArrowRight: () => this.buttons[at + 1],
+      ArrowLeft: () => this.buttons[at - right],
+      ArrowRight: () => this.buttons[at + right],
       ArrowUp: () => line(-1),
       ArrowDown: () => line(1),
       Home: () => this.buttons[0],
@@ -362,7 +374,7 @@ export class Live {
     event.preventDefault();
     // With Shift the query stays and the key moves.
     if (event.shiftKey && this.inside) {
-      const next = (this.inside.seen?.[1] ?? at) + { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+      const next = (this.inside.seen?.[1] ?? at) + { ArrowLeft: -right, ArrowRight: right }[event.key];
       if (!this.buttons[next]) return;
       this.inside.look([at, next]);
       this.announce(this.inside.reading.textContent);

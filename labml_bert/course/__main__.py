@@ -128,6 +128,8 @@ def solve_command(options: argparse.Namespace) -> None:
         own = function_lines(read_files(options.folder)[step.file], step.function)
     except SyntaxError as error:
         raise ValueError(f"{step.file} isn't valid Python{location(error)}; mend it first") from None
+    except ValueError as error:
+        raise ValueError(f"in {step.file}, {error}; put it back where it was") from None
     heading(step)
     lines = [*difflib.unified_diff(own, original, "yours", "the original", lineterm="", n=100)]
     if not lines:

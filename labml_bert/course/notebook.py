@@ -46,7 +46,7 @@ def check_cell(line: str, cell: str) -> None:
         if is_written and is_empty(new_text, step.function):
             print(f"The cell has no code yet, so your code in {FOLDER / step.file} stays.")
         else:
-            write_file(FOLDER / step.file, new_text)
+            write_file((FOLDER / step.file).resolve(), new_text)
         print_report(check_folder(FOLDER, step), FOLDER)
     except SyntaxError as error:
         print(f"error: {source} isn't valid Python{location(error)}: {error.msg}")

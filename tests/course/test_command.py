@@ -206,6 +206,11 @@ def test_the_original_solves_itself(course: Path, capsys: pytest.CaptureFixture[
     with pytest.raises(SystemExit):
         main(["solve", "--step", "1"])
     assert "mlm.py isn't valid Python (line 1); mend it first" in capsys.readouterr().err
+    (course / "mlm.py").write_text(read_reference("mlm.py").replace("masked_lm_loss", "my_loss"), "utf-8")
+    with pytest.raises(SystemExit):
+        main(["solve", "--step", "1"])
+    line = "in mlm.py, there is no function masked_lm_loss; put it back where it was"
+    assert line in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -93,6 +93,14 @@ def test_a_mistake_in_the_file_is_not_reported_for_the_cell(
     assert (folder / "mlm.py").read_text() == "def x(:\n"
 
 
+@pytest.mark.processes
+def test_a_link_to_a_file_stays_a_link(folder: Path) -> None:
+    target = (folder / "mlm.py").rename(folder.parent / "own.py")
+    (folder / "mlm.py").symlink_to(target)
+    check_cell("1", whole_function(read_reference("mlm.py"), STEPS[0].function))
+    assert (folder / "mlm.py").is_symlink() and "return F.cross_entropy" in target.read_text()
+
+
 def test_a_full_disk_is_one_line_and_changes_nothing(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

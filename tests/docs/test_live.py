@@ -549,6 +549,34 @@ def test_what_is_masked_stays_masked_while_typing(server: str, page: Page) -> No
     until(page, "document.querySelector('.live .summary').textContent.includes('Nothing is masked')")
 
 
+def test_what_is_masked_stays_masked_if_the_text_is_full(server: str, page: Page) -> None:
+    """The end of the text then moves out of the model's reach. Emoji take two units of a string."""
+    started(page, server + "live/")
+    field(page, ("ab😀c" * LIMIT)[:LIMIT])
+    for at in (3, 100, LIMIT - 1):
+        page.locator(".letter").nth(at).click()
+    page.focus(".live textarea")
+    page.keyboard.press("Control+Home")
+    for key, expected in (("😁", [4, 101]), ("x", [5, 102]), ("Backspace", [4, 101]), ("Delete", [3, 100])):
+        if len(key) == 1:
+            page.keyboard.insert_text(key)
+        else:
+            page.keyboard.press(key)
+        masked = page.eval_on_selector_all("[aria-pressed=true]", "all => all.map(one => +one.dataset.at)")
+        assert masked == expected, key
+
+
+def test_hebrew_and_arabic_run_from_right_to_left(server: str, page: Page) -> None:
+    started(page, server + "live/")
+    for text, sign in (("abc", 1), ("1 שלום abc", -1), ("السلام", -1), ("abc שלום", 1)):
+        field(page, text)
+        first, last = (page.locator(".letter").nth(i).bounding_box() for i in (0, -1))
+        assert first and last and (last["x"] - first["x"]) * sign > 0, text
+        page.locator(".letter").nth(1).focus()
+        page.keyboard.press("ArrowRight")
+        assert page.evaluate("+document.activeElement.dataset.at") == 1 + sign
+
+
 def test_a_click_can_mask_a_word(server: str, page: Page) -> None:
     started(page, server + "live/")
     field(page, "it's a list.")
