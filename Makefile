@@ -7,6 +7,8 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --co
 # The theme's makers announce its successor at every build.
 MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs
 
+# Two installations at the same time would damage each other, so ignore `make -j`.
+.NOTPARALLEL:
 # If a command fails, delete its file, so that the next `make` runs the command again.
 .DELETE_ON_ERROR:
 .PHONY: train classifier peers speed gpu live test test-fast test-long test-properties trials faults mutation coverage site serve test-site records readme claims lint format clean fuzz

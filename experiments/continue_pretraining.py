@@ -162,8 +162,8 @@ def main(run: Run, options: Options) -> None:
             earlier = read_configuration(Path(options.from_))
             if text_has_changed(earlier, options.old_corpus, old_text.corpus.sha256):
                 raise ValueError(
-                    "the old text has changed since the model in --from was trained on it; use the text as "
-                    "it was then, or another --old-corpus"
+                    "the old text has changed since the model in --from was trained on it, or is another "
+                    "part of it; use the text as it was then, or another --old-corpus"
                 )
             if text_has_changed(earlier, options.corpus, text.corpus.sha256):
                 print_note(

@@ -5,9 +5,11 @@ Experiments that compare ways to fine-tune a model all start from the same pretr
 that encoder, loads it, and describes how it was pretrained.
 """
 
+import contextlib
 import os
 from collections.abc import Iterable
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,7 +19,8 @@ from torch import Tensor
 
 from labml_bert.bert import BertConfig
 from labml_bert.checksums import reading
-from labml_bert.data.corpora import load_corpus
+from labml_bert.data.corpora import BLOCKS, load_corpus
+from labml_bert.data.token_files import read_progress
 from labml_bert.data.tokenizers import load_tokenizer, wordpiece_tokenizer
 from labml_bert.fill_mask import load_model
 from labml_bert.model_folder import MODEL_FILES, check_sizes, check_tensors, read_config, read_tensors
@@ -133,19 +136,31 @@ def load_model_and_state(
 def text_has_changed(configuration: dict[str, Any], name: str, sha256: str) -> bool:
     """
     Whether a run with this `configuration`, or the run that it continued, was trained on the text called
-    `name` when its sha256 wasn't this `sha256`. What is held out now may have been training text then.
+    `name` when its sha256 wasn't this `sha256`, or on other parts of it, for example a file in the folder, or
+    the same text after `prepare`. What is held out now may have been training text then.
     """
 
-    def is_same(earlier: str | None) -> bool:
+    def overlaps(earlier: str | None) -> bool:
         # A run saves either the name of a built-in corpus or the absolute path of the text.
         if earlier is None or not os.path.isabs(earlier):
             return earlier == name
-        return os.path.realpath(earlier) == os.path.realpath(name)
+        pairs = product(real_paths(earlier), real_paths(name))
+        return any(a.is_relative_to(b) or b.is_relative_to(a) for a, b in pairs)
 
     return any(
-        is_same(configuration.get(key)) and configuration.get(f"{key}_sha256") != sha256
+        configuration.get(f"{key}_sha256") != sha256 and overlaps(configuration.get(key))
         for key in ("corpus", "old_corpus")
     )
+
+
+def real_paths(text: str) -> list[Path]:
+    """Returns the path of a text, without links. For prepared text, adds the files that it was made from."""
+    paths = [text]
+    if (Path(text) / BLOCKS).is_file():
+        with contextlib.suppress(ValueError):
+            progress = read_progress(Path(text))
+            paths += [path for path, _ in progress.settings.get("files", [])] if progress else []
+    return [Path(os.path.realpath(path)) for path in paths]
 
 
 def check_python_docs(configuration: dict[str, Any]) -> None:

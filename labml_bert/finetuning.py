@@ -138,17 +138,20 @@ def collate_rows(rows: Sequence[Row], device: torch.device) -> dict[str, Tensor]
     T = batch["input_ids"].size(1)
     for name in rows[0].targets:
         targets = [row.targets[name] for row in rows]
-        padded = [x if isinstance(x, int) else x + [IGNORE] * (T - len(x)) for x in targets]
-        batch[name] = torch.tensor(padded)
+        padded = [x + [IGNORE] * (T - len(x)) if isinstance(x, list) else x for x in targets]
+        batch[name] = torch.tensor(padded, dtype=torch.long)
     return {name: tensor.to(device) for name, tensor in batch.items()}
 
 
 def check_targets(model: BertClassifier | BertForQuestionAnswering, rows: Sequence[Row]) -> None:
     """
     Raises `ValueError` if a row has more tokens than the model has positions, targets for a different head, a
-    label that isn't the number of a class, or a position outside the row. A token's label can also be -100.
+    label that isn't the number of a class, or a position outside the row, or if the head is of another kind.
+    A token's label can also be -100.
     """
     kind, is_tagger = type(model).__name__, isinstance(model, BertForTokenClassification)
+    if not isinstance(model, BertClassifier | BertForQuestionAnswering):
+        raise ValueError(f"fine_tune can't train a {kind}; write a training loop for it")
     names = ["labels"] if isinstance(model, BertClassifier) else ["start_positions", "end_positions"]
     for i, row in enumerate(rows):
         T, positions = len(row.input_ids), model.config.max_position_embeddings
@@ -164,7 +167,8 @@ def check_targets(model: BertClassifier | BertForQuestionAnswering, rows: Sequen
                 raise ValueError(f"{name} of row {i} must be {expected}, because the model is a {kind}")
             count = len(model.labels) if isinstance(model, BertClassifier) else T
             for number in target if isinstance(target, list) else [target]:
-                if not 0 <= number < count and not (is_tagger and number == IGNORE):
+                is_integer = hasattr(number, "__index__")
+                if not (is_integer and 0 <= number < count) and not (is_tagger and number == IGNORE):
                     raise ValueError(f"{name} of row {i} has {number}; use a number from 0 to {count - 1}")
 
 

@@ -11,7 +11,8 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
-from labml_bert import backbone, fill_mask
+from labml_bert import backbone, fill_mask, prepare
+from labml_bert.backbone import text_has_changed
 from labml_bert.bert import BertConfig
 from labml_bert.data.tokenizers import load_tokenizer, save_tokenizer, wordpiece_tokenizer
 from labml_bert.files import write_whole
@@ -172,3 +173,21 @@ def test_a_folder_that_cannot_be_read_is_named(
     )
     assert backbone.find_newest_model(tmp_path) in (older, newest)
     assert "2 can't be read, so it's left out" in capsys.readouterr().err
+
+
+def test_a_part_of_a_text_is_not_a_new_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("texts", "others"):
+        Path(name).mkdir()
+        Path(name, "a.txt").write_text("a line of words\n" * 2000)
+    prepare.main(["texts", "--output", "prepared", "--vocab-size", "60"])
+    Path("link").symlink_to("texts")
+    related = ("texts", "link", "prepared", "texts/a.txt", "link/a.txt", ".")
+    for earlier in related:
+        for later in ("texts", "prepared", "texts/a.txt"):
+            configuration = {"old_corpus": str(tmp_path / earlier), "old_corpus_sha256": "1"}
+            assert text_has_changed(configuration, later, "2"), (earlier, later)
+            assert not text_has_changed(configuration, later, "1")
+        assert not text_has_changed(configuration, "others", "2") or earlier == "."
+    assert text_has_changed({"corpus": "python-docs", "corpus_sha256": "1"}, "python-docs", "2")
+    assert not text_has_changed({"corpus": "python-docs", "corpus_sha256": "1"}, "texts", "2")

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -23,6 +24,7 @@ from labml_bert.finetuning import (
     shuffle_batches,
 )
 from labml_bert.heads import (
+    BertForMultipleChoice,
     BertForQuestionAnswering,
     BertForSequenceClassification,
     BertForTokenClassification,
@@ -347,6 +349,16 @@ def test_targets_that_do_not_fit_the_head_are_rejected(case: str) -> None:
         fine_tune(model, [Row(ids, [0] * 3, good[model]), Row(ids, [0] * 3, targets)], 1e-3)
     assert "\n" not in str(error_info.value)
     assert all(torch.equal(a, b) for a, b in zip(weights_before, model.parameters(), strict=True))
+
+
+def test_labels_can_be_integers_of_other_libraries() -> None:
+    rows = [Row([2, 5, 3], [0, 0, 0], {"labels": label}) for label in np.arange(2)]
+    fine_tune(small_model(8, ["no", "yes"]), rows, 1e-3, 1)
+    wrong = Row([2, 5, 3], [0, 0, 0], {"labels": 1.0})  # type: ignore[dict-item]
+    with pytest.raises(ValueError, match=r"labels of row 0 has 1\.0; use a number from 0 to 1"):
+        fine_tune(small_model(8, ["no", "yes"]), [wrong], 1e-3, 1)
+    with pytest.raises(ValueError, match="fine_tune can't train a BertForMultipleChoice"):
+        fine_tune(BertForMultipleChoice(small_model(8, NAMES).config), rows, 1e-3, 1)  # type: ignore[arg-type]
 
 
 def test_a_row_that_is_longer_than_the_model_is_rejected() -> None:

@@ -33,9 +33,11 @@ def train(folder: Path, arguments: list[str]) -> int:
     Raises `ValueError` if this isn't a clone of the repository, or if a file that isn't an exercise would
     replace one of our files.
     """
-    for path in sorted(path for name in PACKAGES for path in (folder / name).glob("*.py")):
-        name = path.relative_to(folder).as_posix()
-        if name not in FILES and (PACKAGE / name).is_file():
+    for path in sorted(path for name in PACKAGES for path in (folder / name).glob("*")):
+        # A folder, or a compiled module such as `mlm.so`, would replace `mlm.py` too.
+        name = (path.parent / path.name.partition(".")[0]).relative_to(folder).as_posix() + ".py"
+        is_module = path.is_dir() or path.suffix in (".py", ".so", ".pyd")
+        if is_module and path.relative_to(folder).as_posix() not in FILES and (PACKAGE / name).is_file():
             raise ValueError(f"{path} would replace labml_bert/{name}; rename it")
     if not EXPERIMENT.is_file():
         raise ValueError(f"{EXPERIMENT} is missing; training needs a clone of the repository")

@@ -117,7 +117,7 @@ def explain_failed_import(
 
 def hidden_module(trace: TracebackType | None) -> str:
     """
-    The name of a module that was loaded from the current folder instead of its usual place, or an empty
+    The name of a module of Python or of a library that was loaded from the current folder, or an empty
     string. `python -m` looks for all modules in the current folder first.
     """
     paths = [getattr(module, "__file__", None) for module in [*sys.modules.values()]]

@@ -304,6 +304,13 @@ def test_training_refuses_a_file_that_would_replace_one_of_ours(
         main(["train"])
     assert end.value.code == 2
     assert f"{name} would replace labml_bert/{name}; rename it" in capsys.readouterr().err
+    (course / name).unlink()
+    for other in (name.removesuffix(".py"), name.replace(".py", ".cpython-311-x86_64-linux-gnu.so")):
+        (course / other).mkdir()
+        with pytest.raises(SystemExit):
+            main(["train"])
+        assert f"{other} would replace labml_bert/{name}; rename it" in capsys.readouterr().err
+        (course / other).rmdir()
 
 
 @pytest.mark.parametrize("words", [["--record", "record.json"], ["--record=record.json"]])
