@@ -3,7 +3,6 @@ Writes the pages of the site: `python -m docs`. With the argument `readme`, it u
 `README.md` instead. With `samples docs/pages/some.md`, it updates what the samples of that chapter print.
 """
 
-import argparse
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -16,7 +15,7 @@ try:
     from docs.literate.tree import with_module_table
     from docs.site import SITE
     from labml_bert.files import whole_file
-    from labml_bert.stdout import print_error
+    from labml_bert.stdout import OneLineParser, print_error
 except ModuleNotFoundError as error:
     print(f"error: {error.name} is not installed; make site installs it", file=sys.stderr)
     sys.exit(2)
@@ -37,7 +36,7 @@ def main(arguments: list[str]) -> None:
     Raises `PageError` if a source or a chapter has a mistake that would spoil its page, and `OSError` if a
     file can't be read or written.
     """
-    parser = argparse.ArgumentParser(prog="python -m docs", description="Write the pages of the site.")
+    parser = OneLineParser(prog="python -m docs", description="Write the pages of the site.")
     commands = parser.add_subparsers(dest="command", metavar="readme|samples")
     commands.add_parser("readme", help="update the table of modules in README.md instead")
     samples = commands.add_parser("samples", help="update what the samples of chapters print instead")

@@ -114,6 +114,7 @@ SITE = Site(
         "labml_bert/run/",
         "labml_bert/runs",
         "labml_bert/stdout",
+        "labml_bert/training/signals",
     ),
     watched=("docs/runs",),
     titles={

@@ -240,8 +240,15 @@ def read_curves(run_path: Path) -> dict[str, list[tuple[int, float]]]:
 
 
 def check_new_tokens(corpus: Corpus, old_corpus: Corpus) -> None:
-    """Raises `ValueError` if the held-out text has none of the new tokens."""
-    tokenizer = wordpiece_tokenizer(old_corpus.train, PRETRAINING["vocab_size"], lowercase=False)
+    """
+    Raises `ValueError` if the held-out text has none of the new tokens, or if the old text has too many
+    different characters for the vocabulary.
+    """
+    try:
+        tokenizer = wordpiece_tokenizer(old_corpus.train, PRETRAINING["vocab_size"], lowercase=False)
+    except ValueError as error:
+        reason = str(error).partition(";")[0]
+        raise ValueError(f"the old text: {reason}; use another --old-corpus") from None
     words = frequent_split_words(tokenizer, corpus.train, NEW_TOKENS)
     find_occurrences(add_tokens(tokenizer, words), corpus.valid, words, 1)
 

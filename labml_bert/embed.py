@@ -194,19 +194,21 @@ def fit_whitening(vectors: Tensor, dimensions: int | None = None) -> Whitening:
     `dimensions` limits the number of directions, and those with the largest variances are kept. The paper
     tries 256 of BERT base's 768.
 
-    Raises `ValueError` if all vectors are equal, or if `dimensions` is below 1.
+    Raises `ValueError` if all vectors are equal, if a number isn't finite, or if `dimensions` is below 1.
     """
     if dimensions is not None and dimensions < 1:
         raise ValueError(f"dimensions is {dimensions}; it must be at least 1")
     vectors = vectors if vectors.is_floating_point() else vectors.float()
     x = vectors.double()
+    if not x.isfinite().all():
+        raise ValueError("a vector has a number that is NaN or infinite; leave this vector out")
     if (x == x[:1]).all():
         raise ValueError(f"all {len(x)} vectors are equal, so no direction has any variance")
     variances, directions = torch.linalg.eigh(
         torch.cov(x.T).reshape(x.size(1), -1)
     )  # variances in ascending order
     variances, directions = variances.flip(0)[:dimensions], directions.flip(1)[:, :dimensions]
-    K = int((variances > 1e-9 * variances[0].clamp(min=1e-30)).sum())
+    K = int((variances > 1e-9 * variances[0]).sum())
     matrix = directions[:, :K] / variances[:K].sqrt()  # (D, K)
     return Whitening(x.mean(0).to(vectors), matrix.to(vectors))
 

@@ -413,8 +413,7 @@ def main(argv: list[str] | None = None) -> None:
             raise ValueError("--encoder needs --to onnx; a web page needs the head")
         if options.to == "web":
             to_float16(model)
-            prepare_folder(folder, "weights.bin", "model.json")
-            path = folder / "weights.bin"
+            path = prepare_folder(folder, "weights.bin", "model.json") / "weights.bin"
             arms = {checkpoint["arm"]: {**describe_weights(model), "curve": curve}}
             with lock_output(folder):
                 check_is_web_export(folder, path.name)
@@ -424,6 +423,8 @@ def main(argv: list[str] | None = None) -> None:
                     write_web(folder, tokenizer, arms, [checkpoint])
                 data = path.read_bytes()
             rows = {"rounding": f"changes a probability by about {rounding_error(model):.1g}, on random text"}
+            if any(len(token) > 1 and not re.fullmatch(r"\[\w+\]", token) for token in tokenizer.get_vocab()):
+                rows["page"] = "the site's page can't run this model, because it needs characters as tokens"
         else:
             check_onnx_is_here()
             path = prepare_folder(folder, "model.onnx", "tokenizer.json") / "model.onnx"

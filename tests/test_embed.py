@@ -329,6 +329,16 @@ def test_numbers_can_be_whitened() -> None:
     assert whitened.shape == (5, 1) and whitened.var().item() == pytest.approx(1)
 
 
+def test_a_vector_that_is_not_finite_is_refused_and_a_small_one_is_not() -> None:
+    vectors = torch.randn(9, 4, generator=torch.Generator().manual_seed(0))
+    for number in (math.nan, math.inf):
+        wrong = vectors.clone()
+        wrong[3, 2] = number
+        with pytest.raises(ValueError, match="a vector has a number that is NaN or infinite"):
+            fit_whitening(wrong)
+    assert fit_whitening(vectors * 1e-20).matrix.shape == (4, 4)
+
+
 def test_the_whitening_of_integers_has_fractions() -> None:
     vectors = torch.tensor([[1, 2], [3, 5], [0, 7]])
     assert torch.equal(fit_whitening(vectors).matrix, fit_whitening(vectors.float()).matrix)

@@ -135,7 +135,9 @@ def test_the_printed_rounding_error_is_that_of_the_file(
     assert printed_error == float(f"{error:.1g}")
 
 
-def test_exporting_a_pair_model_drops_its_other_head(tmp_path: Path) -> None:
+def test_exporting_a_pair_model_drops_its_other_head(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     tokenizer = wordpiece_tokenizer([small_text(50)], 60)
     config = BertConfig(
         vocab_size=tokenizer.get_vocab_size(),
@@ -156,6 +158,7 @@ def test_exporting_a_pair_model_drops_its_other_head(tmp_path: Path) -> None:
     write_tensors(tmp_path / "run" / CHECKPOINT, tensors, {"about": json.dumps(metadata)})
     tokenizer.save(str(tmp_path / "run" / "tokenizer.json"))
     export.main([str(tmp_path / "run"), "--to", "web"])
+    assert "  page        the site's page can't run this model" in capsys.readouterr().out
     exported_metadata, exported_tensors = read_web(tmp_path / "run" / "web")
     assert not [name for name in exported_tensors if "pooler" in name or "seq_relationship" in name]
     assert exported_tensors["bert.embeddings.token_type_embeddings.weight"].shape == (2, 16)

@@ -136,6 +136,6 @@ export async function read_card(text) {
   // The last entry is the sha256 of the text before it. `crypto.subtle` exists only on pages that came over https.
   const content = new TextEncoder().encode(text.slice(0, text.lastIndexOf(',"sha256":')));
   if (!reason && crypto.subtle && (await checksum(content)) !== card.sha256) reason = "its checksum differs";
-  if (reason) throw new Error(`model.json isn't what this page needs: ${reason}. Reload the page and try again.`);
+  if (reason) throw new Error(`model.json isn't what this page needs: ${reason}. Reload the page, or export your own model again.`);
   return card;
 }

@@ -304,7 +304,8 @@ export class Live {
     if (cut) notes.push(`Only the first ${this.limit} characters count: the model has no more positions.`);
     if (!this.characters.length) notes.push("There is no text. Type something or pick a sentence.");
     if (unknown.size) {
-      const some = [...unknown].slice(0, 6).map(visible).join(" ");
+      const name = (character) => (visible(character) === "▯" ? spoken(character) : visible(character));
+      const some = [...unknown].slice(0, 6).map(name).join(" ");
       const others = unknown.size > 6 ? ` and ${unknown.size - 6} more` : "";
       notes.push(`The vocabulary has no ${some}${others}. The model reads [UNK] instead.`);
     }

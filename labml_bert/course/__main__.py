@@ -18,6 +18,7 @@ if __name__ == "__main__":
     from labml_bert.run import preflight
 
 import argparse
+import contextlib
 import difflib
 import signal
 import time
@@ -145,7 +146,10 @@ def watch_command(options: argparse.Namespace) -> None:
     folder: Path = options.folder
     before: dict[str, float] | None = None
     while True:
-        times = {file: (folder / file).stat().st_mtime for file in FILES if (folder / file).is_file()}
+        times = {}
+        for file in FILES:
+            with contextlib.suppress(OSError):  # For example, an editor is about to replace the file.
+                times[file] = (folder / file).stat().st_mtime
         if times != before:
             if console.is_terminal:
                 console.clear()
@@ -154,7 +158,7 @@ def watch_command(options: argparse.Namespace) -> None:
             except (ValueError, OSError) as error:
                 if before is None:
                     raise
-                # For example, an editor is about to replace the file.
+                # For example, an editor is writing the file.
                 print_error(error)
             before = times
             say("Waiting for you to save a file; Ctrl-C ends.", style="dim")

@@ -1,8 +1,8 @@
 """
 # Signals
 
-The system sends a program a signal if somebody presses Ctrl-C, closes the terminal or shuts the machine down.
-Without a handler, most signals end the program at once.
+How does a run notice Ctrl-C? The system sends the program a signal. It also does so if somebody closes the
+terminal or shuts the machine down. Without a handler, most signals end the program at once.
 """
 
 import contextlib

@@ -190,6 +190,9 @@ def test_a_text_without_new_tokens_is_refused_before_the_pretraining(
     new.write_text("kwargs " * 100 + "\n" + "the cat\n" * 90)
     message = "error: the held-out text has none of the new tokens"
     assert_fails(main, [f"--corpus={new}", f"--old-corpus={old}", f"--runs={tmp_path}/runs"], message, capsys)
+    old.write_text("".join(f"{chr(0x4E00 + i)}" for i in range(3000)) * 2)
+    message = "the old text: vocab_size 2000 is too small for the alphabet of this text"
+    assert_fails(main, [f"--corpus={new}", f"--old-corpus={old}", f"--runs={tmp_path}/runs"], message, capsys)
     assert not (tmp_path / "runs").exists()
 
 
