@@ -104,6 +104,7 @@ SITE = Site(
         "labml_bert/checks",
         "labml_bert/classification_report",
         "labml_bert/course/",
+        "labml_bert/data/docstring_tasks",
         "labml_bert/data/held_out",
         "labml_bert/data/pair_shards",
         "labml_bert/data/text_files",

@@ -48,7 +48,7 @@ from labml_bert.data.token_files import (
     read_tokenizer,
     write_token_files,
 )
-from labml_bert.data.tokenizers import load_tokenizer, unknown_fraction, wordpiece_tokenizer
+from labml_bert.data.tokenizers import adds_cls_sep, load_tokenizer, unknown_fraction, wordpiece_tokenizer
 from labml_bert.files import check_utf8
 from labml_bert.run.terminal import command, describe_unknown, exit_on_bad_input, header
 from labml_bert.stdout import OneLineParser, console, display_path
@@ -71,7 +71,9 @@ def choose_tokenizer(options: argparse.Namespace, files: list[Path]) -> Tokenize
     progress = read_progress(options.output)
     if options.tokenizer is not None:
         folder: Path = options.tokenizer
-        return load_tokenizer(folder if folder.is_file() else folder / "tokenizer.json")
+        tokenizer = load_tokenizer(folder if folder.is_file() else folder / "tokenizer.json")
+        adds_cls_sep(tokenizer)  # If it adds anything else, no script could train on the tokens.
+        return tokenizer
     # If an earlier run wrote no tokens, its tokenizer may be for a different text.
     if progress is not None and (progress.blocks or progress.is_finished):
         return read_tokenizer(options.output, progress)

@@ -23,6 +23,7 @@ import pytest
 import torch
 from datasets import Dataset, load_dataset
 from tokenizers import Tokenizer
+from tokenizers.processors import TemplateProcessing
 
 from labml_bert import prepare
 from labml_bert.checksums import decode_line, encode_line
@@ -668,7 +669,7 @@ def test_prepare_and_train(
         *(
             f"--from={folder}",
             "--corpus=again",
-            "--old-corpus=text",
+            "--old-corpus=tokens",
             "--schedule=16",
             "--steps=2",
             "--batch-tokens=512",
@@ -676,6 +677,19 @@ def test_prepare_and_train(
         experiment="continue_pretraining",
     )
     assert "continued pretraining on again" in capsys.readouterr().out
+
+
+def test_a_tokenizer_that_no_script_can_train_with_is_refused_at_the_start(
+    tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_text(tmp_path / "text")
+    other, sep = Tokenizer.from_str(tokenizer.to_str()), ("[SEP]", tokenizer.token_to_id("[SEP]"))
+    other.post_processor = TemplateProcessing(single="$A [SEP]", pair=None, special_tokens=[sep])
+    other.save("tokenizer.json")
+    words = ["text", "--tokenizer", "tokenizer.json", "--output", "tokens"]
+    assert_fails(prepare.main, words, "the tokenizer adds [SEP] to a text; use one that adds", capsys)
+    assert not Path("tokens").exists()
 
 
 def test_prepare_takes_no_vocabulary_from_a_start_without_tokens(
