@@ -157,7 +157,7 @@ def real_paths(text: str) -> list[Path]:
     """Returns the path of a text, without links. For prepared text, adds the files that it was made from."""
     paths = [text]
     if (Path(text) / BLOCKS).is_file():
-        with contextlib.suppress(ValueError):
+        with contextlib.suppress(ValueError, TypeError, OSError):  # The file may be damaged.
             progress = read_progress(Path(text))
             paths += [path for path, _ in progress.settings.get("files", [])] if progress else []
     return [Path(os.path.realpath(path)) for path in paths]

@@ -93,7 +93,8 @@ def encode_as_saved(
     Raises `ValueError` if a text has no tokens.
     """
     is_bert = settings.get("tokenizer_class") in (None, "BertTokenizer", "BertTokenizerFast")
-    inputs = settings.get("model_input_names") or (["token_type_ids"] if is_bert else [])
+    inputs = settings.get("model_input_names")
+    has_types = "token_type_ids" in inputs if isinstance(inputs, list) else is_bert
     tokenizer = plain_tokenizer(tokenizer)
     tokenizer.encode_special_tokens = settings.get("split_special_tokens") is True
     side = "left" if settings.get("truncation_side") == "left" else "right"
@@ -104,7 +105,7 @@ def encode_as_saved(
         for number, part in enumerate([text] if pair is None else [text, pair]):
             if number not in encoding.sequence_ids:
                 raise ValueError(f"the text {part!a:.60} has no tokens; change it, or leave it out")
-        token_type_ids = encoding.type_ids if "token_type_ids" in inputs else [0] * len(encoding.ids)
+        token_type_ids = encoding.type_ids if has_types else [0] * len(encoding.ids)
         rows.append(Row(encoding.ids, token_type_ids, {}))
     return rows
 

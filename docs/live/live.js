@@ -189,7 +189,7 @@ export class Live {
       if (event.pointerType === "mouse" && String(seen) !== String(this.inside?.seen)) this.inside?.look(seen);
     });
     this.letters.addEventListener("pointerleave", () => this.inside?.look(null));
-    this.field = make("textarea", { rows: 2, spellcheck: false, autocomplete: "off", autocapitalize: "off" });
+    this.field = make("textarea", { rows: 2, dir: "auto", spellcheck: false, autocomplete: "off", autocapitalize: "off" });
     this.field.addEventListener("input", (event) => event.isComposing || this.type(this.field.value));
     this.field.addEventListener("compositionend", () => this.type(this.field.value));
     this.pick = make("select", { name: "sentence" }, ...SAMPLES.map((sample) => make("option", {}, sample.replaceAll(/[[\]]/g, ""))));
