@@ -10,6 +10,7 @@ Letters for sizes: `B` texts in the batch, `T` tokens in the longest of them, `K
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
+from numbers import Integral
 from typing import Any, NamedTuple
 
 import torch
@@ -168,7 +169,7 @@ def check_targets(model: BertClassifier | BertForQuestionAnswering, rows: Sequen
                 raise ValueError(f"{name} of row {i} must be {expected}, because the model is a {kind}")
             count = len(model.labels) if isinstance(model, BertClassifier) else T
             for number in target if isinstance(target, list) else [target]:
-                is_integer = hasattr(number, "__index__")
+                is_integer = isinstance(number, Integral)  # of Python or of NumPy
                 if not (is_integer and 0 <= number < count) and not (is_tagger and number == IGNORE):
                     raise ValueError(f"{name} of row {i} has {number}; use a number from 0 to {count - 1}")
 

@@ -67,7 +67,7 @@ def confusion_matrix(logits: Tensor, labels: Tensor) -> Tensor:
     """
     check_shapes(logits, labels)
     K = logits.size(-1)
-    return torch.bincount(labels * K + logits.argmax(-1), minlength=K * K).view(K, K)  # (K, K)
+    return torch.bincount(labels.long() * K + logits.argmax(-1), minlength=K * K).view(K, K)  # (K, K)
 
 
 def choose_hyperparameter(
@@ -104,7 +104,7 @@ def quality(logits: Tensor, labels: Tensor) -> tuple[float, float]:
     Returns the accuracy and the negative loss. Comparing two such tuples chooses the better candidate: the
     higher accuracy wins, and in a tie, the lower loss.
     """
-    return score(logits, labels).accuracy, -F.cross_entropy(logits, labels).item()
+    return score(logits, labels).accuracy, -F.cross_entropy(logits, labels.long()).item()
 
 
 def split_by_label(

@@ -10,7 +10,7 @@ from labml_bert.classification_report import (
     measure_scores,
     print_report,
 )
-from labml_bert.labeled_text import Example, Score, confusion_matrix
+from labml_bert.labeled_text import Example, Score, confusion_matrix, quality
 
 
 def report(logits: torch.Tensor, examples: list[Example]) -> dict[str, Score | None]:
@@ -35,6 +35,15 @@ def test_the_confusion_matrix_by_hand() -> None:
 
 
 @pytest.mark.parametrize("K", [2, 9, 10, 19, 40, 150])
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16])
+def test_labels_of_small_integers_are_counted_in_the_right_cells(dtype: torch.dtype) -> None:
+    labels = torch.arange(100).repeat(2)
+    logits = torch.eye(100)[labels].roll(1, 0)
+    expected = confusion_matrix(logits, labels)
+    assert torch.equal(confusion_matrix(logits, labels.to(dtype)), expected)
+    assert quality(logits, labels.to(dtype)) == quality(logits, labels)
+
+
 @pytest.mark.parametrize("largest", [0, 7, 12_345])
 def test_the_confusion_matrix_fits_80_columns(K: int, largest: int) -> None:
     matrix = torch.full((K, K), min(largest, 3))

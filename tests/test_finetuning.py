@@ -354,6 +354,10 @@ def test_targets_that_do_not_fit_the_head_are_rejected(case: str) -> None:
 def test_labels_can_be_integers_of_other_libraries() -> None:
     rows = [Row([2, 5, 3], [0, 0, 0], {"labels": label}) for label in np.arange(2)]
     fine_tune(small_model(8, ["no", "yes"]), rows, 1e-3, 1)
+    for label in (torch.tensor(1.0), torch.tensor([0, 1]), np.array([1]), "1", None):
+        wrong = Row([2, 5, 3], [0, 0, 0], {"labels": label})  # type: ignore[dict-item]
+        with pytest.raises(ValueError, match=r"labels of row 0 has .*; use a number from 0 to 1"):
+            fine_tune(small_model(8, ["no", "yes"]), [wrong], 1e-3, 1)
     wrong = Row([2, 5, 3], [0, 0, 0], {"labels": 1.0})  # type: ignore[dict-item]
     with pytest.raises(ValueError, match=r"labels of row 0 has 1\.0; use a number from 0 to 1"):
         fine_tune(small_model(8, ["no", "yes"]), [wrong], 1e-3, 1)
