@@ -36,7 +36,7 @@ def measure_scores(
     Returns the scores on `test` by name: those of the baselines, which learn from `train`, and of the
     predictions `logits`, `(N, K)`. `labels` are the names of the classes.
     """
-    numbers = torch.tensor([example.label for example in test])  # (N)
+    numbers = torch.tensor([example.label for example in test], dtype=torch.long)  # (N)
     return {**measure_baselines(train, test, len(labels)), "fine-tuned model": score(logits, numbers)}
 
 
@@ -72,7 +72,7 @@ def print_report(
             "  training rows: try a few texts that you write yourself."
         )
     console.print("\n  true labels in rows, predictions in columns:\n", style="dim")
-    numbers = torch.tensor([example.label for example in test])  # (N)
+    numbers = torch.tensor([example.label for example in test], dtype=torch.long)  # (N)
     for line in confusion_lines(confusion_matrix(logits, numbers), labels):
         console.print(f"  {line}")
 
@@ -85,7 +85,7 @@ def measure_baselines(train: Sequence[Example], test: Sequence[Example], K: int)
     `train`. The second is a [bag of words](baselines/tfidf.md), and its score is `None` if scikit-learn isn't
     installed or if the training texts have no words.
     """
-    numbers = torch.tensor([example.label for example in test])  # (N)
+    numbers = torch.tensor([example.label for example in test], dtype=torch.long)  # (N)
     most_frequent = Counter(example.label for example in train).most_common(1)[0][0]
     constant = F.one_hot(torch.full_like(numbers, most_frequent), K).float()  # (N, K)
     scores: dict[str, Score | None] = {MOST_FREQUENT: score(constant, numbers)}

@@ -47,8 +47,14 @@ TYPES = {
     "torch.float32": "F32",
     "torch.float16": "F16",
     "torch.bfloat16": "BF16",
+    "torch.complex64": "C64",
     "torch.int64": "I64",
     "torch.int32": "I32",
+    "torch.int16": "I16",
+    "torch.int8": "I8",
+    "torch.uint64": "U64",
+    "torch.uint32": "U32",
+    "torch.uint16": "U16",
     "torch.uint8": "U8",
     "torch.bool": "BOOL",
 }
@@ -293,8 +299,11 @@ def write_tensors(path: Path, tensors: "dict[str, Tensor]", metadata: dict[str, 
     Writes a safetensors file atomically, with the sha256 of its contents in its metadata. The format contains
     only numbers and text, so loading a file can't run code, unlike loading a pickle.
 
-    Raises `OSError` if the file can't be written.
+    Raises `OSError` if the file can't be written, and `ValueError` if a tensor's type isn't one of `TYPES`.
     """
+    for name, tensor in tensors.items():
+        if str(tensor.dtype) not in TYPES:
+            raise ValueError(f"{name} has numbers of type {tensor.dtype}, which can't be saved; convert them")
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     header: dict[str, Any] = {"__metadata__": {**metadata, "sha256": fingerprint(tensors, metadata)}}
     # Tensors with the largest elements come first, so each starts at a multiple of its element size.

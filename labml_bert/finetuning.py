@@ -193,7 +193,7 @@ def choose_learning_rate(
             return train_and_predict(learning_rate, train, validation)
         except NonFiniteLossError:
             # Each text gets the wrong class, and an infinite loss.
-            labels = torch.tensor([example.label for example in validation])  # (N)
+            labels = torch.tensor([example.label for example in validation], dtype=torch.long)  # (N)
             return torch.zeros(len(validation), classes).scatter(1, labels[:, None], -torch.inf)  # (N, K)
 
     return choose_hyperparameter(learning_rates, examples, attempt)
@@ -294,7 +294,7 @@ class EarlyStopping:
 
     def __init__(self, model: BertForSequenceClassification, rows: Sequence[Row], patience: int):
         self.model, self.rows, self.patience = model, rows, patience
-        self.labels = torch.tensor([row.targets["labels"] for row in rows])  # (N)
+        self.labels = torch.tensor([row.targets["labels"] for row in rows], dtype=torch.long)  # (N)
         self.qualities: list[tuple[float, float]] = []
         """The accuracy and the negative loss of each evaluation."""
         self.best = 0

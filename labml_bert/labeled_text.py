@@ -91,7 +91,7 @@ def choose_hyperparameter(
     order = torch.randperm(len(examples), generator=generator).tolist()
     size = len(examples) // 5
     validation, train = ([examples[i] for i in part] for part in (order[:size], order[size:]))
-    labels = torch.tensor([example.label for example in validation])  # (N)
+    labels = torch.tensor([example.label for example in validation], dtype=torch.long)  # (N)
 
     def rank_candidate(candidate: float) -> tuple[float, float]:
         return quality(train_and_predict(candidate, train, validation), labels)

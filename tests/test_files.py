@@ -555,3 +555,16 @@ def test_a_new_version_of_a_file_keeps_its_permissions(tmp_path: Path) -> None:
     finally:
         os.umask(before)
     assert path.read_text() == "second\n" and path.stat().st_mode & 0o777 == 0o664
+
+
+def test_tensors_of_every_type_of_the_format(tmp_path: Path) -> None:
+    tensors = {name: torch.arange(6).view(2, 3).to(getattr(torch, name[6:])) for name in files.TYPES}
+    files.write_tensors(tmp_path / "a.safetensors", tensors, {})
+    loaded = files.read_tensors(tmp_path / "a.safetensors")[0]
+    assert loaded.keys() == tensors.keys()
+    for name, tensor in tensors.items():
+        assert loaded[name].dtype == tensor.dtype and torch.equal(loaded[name], tensor)
+    assert load_file(tmp_path / "a.safetensors").keys() == tensors.keys()
+    with pytest.raises(ValueError, match=r"x has numbers of type torch\.complex128, which"):
+        files.write_tensors(tmp_path / "b.safetensors", {"x": torch.zeros(2, dtype=torch.complex128)}, {})
+    assert not (tmp_path / "b.safetensors").exists()

@@ -80,7 +80,7 @@ class BagOfWords:
         from sklearn.pipeline import make_pipeline
 
         self.classes = classes
-        labels = [example.label for example in examples]
+        labels = [int(example.label) for example in examples]
         # scikit-learn multiplies the *sum* of the losses by `C`, so C = 1 / (λN). For two classes it fits
         # only the difference of the two rows of W. That difference has twice the squared norm of W.
         kinds = len(set(labels))

@@ -118,6 +118,19 @@ def enumerate_parameters(
         first += sum(len(group["params"]) for group in optimizer.param_groups)
 
 
+def as_saved(configuration: dict[str, Any]) -> dict[str, Any]:
+    """
+    Returns a configuration as a checkpoint will contain it: a tuple is a list, and NaN is the text `NaN`.
+
+    Raises `ValueError` if `experiment` or `corpus` isn't a string, and `TypeError` if a value has no JSON.
+    """
+    for name in ("experiment", "corpus"):
+        if not isinstance(configuration.get(name), str | None):
+            raise ValueError(f"{name} in the configuration is {configuration[name]!r}; it must be a string")
+    content: dict[str, Any] = json.loads(json.dumps(configuration), parse_constant=str)
+    return content
+
+
 def save_checkpoint(
     run_path: Path,
     model: nn.Module,
@@ -204,6 +217,9 @@ def restore(
                     shape = () if key == "step" else parameters[index].shape
                     if value.shape != shape or not value.is_floating_point():
                         raise ValueError(f"{key} doesn't fit its parameter")
+                    if key != "step":
+                        # The fused AdamW needs the moments in the memory order of the parameter.
+                        state[key] = torch.empty_like(parameters[index], dtype=value.dtype).copy_(value)
             optimizer.load_state_dict(
                 {"state": {i: state for i, state in states.items() if state}, "param_groups": groups}
             )

@@ -46,6 +46,7 @@ from labml_bert.training.checkpoint import (
     CHECKPOINT,
     FAILED_STEP,
     PendingStep,
+    as_saved,
     load_checkpoint,
     other_value_error,
     random_states,
@@ -123,7 +124,7 @@ class Trainer:
         # and later divides the gradients by the same scale. In the other precisions, the scaler does nothing.
         self.scaler = torch.amp.GradScaler(device.type, enabled=self.precision == "float16")
         self.run_path, self.largest_loss = run_path, largest_loss
-        self.configuration = configuration or {}
+        self.configuration = as_saved(configuration or {})
         # The list contains AdamW and, if the arguments choose it, Muon.
         self.optimizers = make_optimizers(model, arguments)
         # The first failed step sets this flag to 1 for good. On a CPU or CUDA GPU, the fused AdamW reads the
@@ -135,8 +136,7 @@ class Trainer:
         # Counts the first failed step and all steps after it.
         self.failures = torch.zeros((), device=device)
         self.pending: list[PendingStep] = []
-        self.step = 0
-        self.seconds = self.last_report = 0.0
+        self.step, self.seconds, self.last_report = 0, 0.0, 0.0
         self.start_time: float | None = None
         self.evaluation_points: list[float] = []
         self.milestones: list[float] = []
@@ -174,8 +174,10 @@ class Trainer:
 
         In a run with a folder, Ctrl-C, SIGTERM and SIGHUP finish the step, save a checkpoint and raise
         `KeyboardInterrupt`. Raises `NonFiniteLossError` if a loss or a gradient isn't finite (except for
-        overflows in float16), or if a loss reaches `largest_loss`.
+        overflows in float16), or if a loss reaches `largest_loss`. Raises `ValueError` for other fractions.
         """
+        if not all(0 <= point <= 1 for point in evaluate_at):
+            raise ValueError(f"evaluate_at is {evaluate_at}; use fractions of the budget, from 0 to 1")
         n = self.arguments.evaluations
         points = sorted({round(point, 9) for point in (*evaluate_at, *(i / n for i in range(1, n + 1)))})
         # The points are rounded to nine decimals, so compare them with a tolerance.

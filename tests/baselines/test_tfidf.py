@@ -4,6 +4,7 @@ import math
 import random
 import re
 
+import numpy as np
 import pytest
 import torch
 
@@ -111,3 +112,12 @@ def test_a_larger_penalty_gives_smaller_weights() -> None:
     ]
     weights = [abs(BagOfWords(random_labels, 2, penalty).pipeline[-1].coef_).sum() for penalty in PENALTIES]
     assert weights == sorted(weights, reverse=True) and weights[-1] < weights[0] / 2
+
+
+@pytest.mark.parametrize("kind", [bool, np.uint8, np.int8, np.int32])
+def test_labels_can_be_integers_of_other_libraries(kind: type) -> None:
+    texts = [f"good film {i}" if i % 2 else f"bad plot {i}" for i in range(20)]
+    examples = [Example(text, i % 2) for i, text in enumerate(texts)]
+    others = [Example(text, kind(i % 2)) for i, text in enumerate(texts)]
+    expected = tune(examples, 2).predict(examples)
+    assert torch.equal(tune(others, 2).predict(others), expected)

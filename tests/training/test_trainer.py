@@ -629,6 +629,45 @@ def test_a_run_with_a_parameter_without_gradient_can_be_resumed(
     assert all(torch.equal(value, results[2][name]) for name, value in results[0].items())
 
 
+def test_a_parameter_in_another_memory_order_is_resumed_exactly(tmp_path: Path) -> None:
+    """Some weights come from matrices that were transposed without a copy."""
+    results = []
+    for stop in (30, 10, 30):
+        path = tmp_path / str(len(results) > 0)
+        path.mkdir(exist_ok=True)
+        trainer, next_batch = new_trainer(path)
+        layer = trainer.model.bert.encoder.layer[0].intermediate.dense
+        layer.weight.data = layer.weight.data.T.contiguous().T
+        trainer.optimizers = make_optimizers(trainer.model, trainer.arguments)
+        if len(results) == 2:
+            trainer.resume()
+            layer.weight.data = layer.weight.data.T.contiguous().T
+        for step in trainer.steps():
+            train_on(step, next_batch())
+            if step.number == stop:
+                trainer.save()
+                break
+        results.append(layer.weight.detach().clone())
+    assert not layer.weight.is_contiguous() and torch.equal(results[0], results[2])
+
+
+def test_a_configuration_is_compared_as_it_was_saved(tmp_path: Path) -> None:
+    configuration = {"lengths": (16, 32), "names": {1: "a"}, "rate": float("nan")}
+    train_to_end(tmp_path / "run", **configuration)
+    new_trainer(tmp_path / "run", **configuration)[0].resume()
+    with pytest.raises(ValueError, match=r"started with lengths = \[16, 32\], not \[16\]"):
+        new_trainer(tmp_path / "run", **{**configuration, "lengths": (16,)})[0].resume()
+    for name in ("experiment", "corpus"):
+        with pytest.raises(ValueError, match=f"{name} in the configuration is 3; it must be a string"):
+            new_trainer(None, **{name: 3})
+
+
+@pytest.mark.parametrize("point", [-0.1, 1.5, 50, float("nan")])
+def test_a_point_outside_the_budget_is_refused(point: float) -> None:
+    with pytest.raises(ValueError, match="use fractions of the budget, from 0 to 1"):
+        next(new_trainer(None)[0].steps([0.5, point]))
+
+
 @pytest.mark.skipif(not hasattr(signal, "SIGCONT"), reason="Windows doesn't suspend a process with a signal")
 def test_the_time_in_which_a_run_is_suspended_does_not_count(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
