@@ -5,6 +5,7 @@ What does every classifier need, whether it's a neural network or a word counter
 score for its predictions, and a way to choose hyperparameters without looking at the test set.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -36,7 +37,7 @@ def score(logits: Tensor, labels: Tensor) -> Score:
     Scores `logits`, `(N, K)`, against `labels`, `(N)`. For a class with `tp` true positives, `fp` false
     positives and `fn` false negatives, $F_1 = 2\,tp / (2\,tp + fp + fn)$.
 
-    Raises `ValueError` if there are no labels, or if their shape doesn't fit the logits.
+    Raises `ValueError` if there are no labels, if their shape doesn't fit the logits, or if a logit is NaN.
     """
     check_shapes(logits, labels)
     predictions = logits.argmax(-1)  # (N)
@@ -48,12 +49,17 @@ def score(logits: Tensor, labels: Tensor) -> Score:
 
 
 def check_shapes(logits: Tensor, labels: Tensor) -> None:
-    """Raises `ValueError` unless `logits` is `(N, K)` and `labels` is `(N)`, with at least one label."""
+    """
+    Raises `ValueError` unless `logits` is `(N, K)`, without NaN, and `labels` is `(N)`, with at least one
+    label.
+    """
     if logits.dim() != 2 or labels.shape != logits.shape[:1] or not len(labels):
         raise ValueError(
             f"logits are {tuple(logits.shape)} and labels are {tuple(labels.shape)}; "
             "they must be (N, K) and (N), and N must be at least 1"
         )
+    if logits.isnan().any():
+        raise ValueError("a logit is NaN, so it predicts nothing; try a lower learning rate")
 
 
 def confusion_matrix(logits: Tensor, labels: Tensor) -> Tensor:
@@ -63,7 +69,7 @@ def confusion_matrix(logits: Tensor, labels: Tensor) -> Tensor:
     Returns the counts, `(K, K)`: the entry in row `i` and column `j` is the number of texts with label `i`
     whose prediction is `j`. The diagonal counts the correct predictions.
 
-    Raises `ValueError` if there are no labels, or if their shape doesn't fit the logits.
+    Raises `ValueError` if there are no labels, if their shape doesn't fit the logits, or if a logit is NaN.
     """
     check_shapes(logits, labels)
     K = logits.size(-1)
@@ -102,8 +108,10 @@ def choose_hyperparameter(
 def quality(logits: Tensor, labels: Tensor) -> tuple[float, float]:
     """
     Returns the accuracy and the negative loss. Comparing two such tuples chooses the better candidate: the
-    higher accuracy wins, and in a tie, the lower loss.
+    higher accuracy wins, and in a tie, the lower loss. If a logit is NaN, returns the worst tuple.
     """
+    if logits.isnan().any():
+        return 0.0, -math.inf
     return score(logits, labels).accuracy, -F.cross_entropy(logits, labels.long()).item()
 
 

@@ -1,8 +1,11 @@
 """The report on a classifier: its confusion matrix, and the baselines."""
 
+import math
+
 import pytest
 import torch
 from rich.cells import cell_len
+from torch import Tensor
 
 from labml_bert.classification_report import (
     confusion_lines,
@@ -10,7 +13,7 @@ from labml_bert.classification_report import (
     measure_scores,
     print_report,
 )
-from labml_bert.labeled_text import Example, Score, confusion_matrix, quality
+from labml_bert.labeled_text import Example, Score, choose_hyperparameter, confusion_matrix, quality, score
 
 
 def report(logits: torch.Tensor, examples: list[Example]) -> dict[str, Score | None]:
@@ -119,3 +122,17 @@ def test_the_baselines_are_scored_on_the_test_rows() -> None:
     assert words.accuracy == 1
     emoji = [Example("😀" * (i + 1), i % 2) for i in range(30)]
     assert measure_baselines(emoji, emoji, 2)["bag of words (no words found)"] is None
+
+
+def test_a_model_that_predicts_nan_is_never_chosen() -> None:
+    examples = [Example(str(i), 0) for i in range(20)]
+
+    def train_and_predict(learning_rate: float, train: list[Example], validation: list[Example]) -> Tensor:
+        logits = torch.full((len(validation), 2), math.nan if learning_rate > 1 else 0.0)
+        return logits - torch.tensor([1.0, 0.0])
+
+    for candidates in ([10.0, 0.1], [0.1, 10.0]):
+        assert choose_hyperparameter(candidates, examples, train_and_predict) == 0.1
+    for measure in (score, confusion_matrix):
+        with pytest.raises(ValueError, match="a logit is NaN"):
+            measure(torch.full((3, 2), math.nan), torch.zeros(3).long())

@@ -100,9 +100,10 @@ class MaskedText:
         Returns a masker for this vocabulary. `options` are further arguments of `TokenMasker`, which follows
         the paper's rule by default.
         """
-        mask_token_id = self.tokenizer.get_vocab()["[MASK]"]
+        mask_token_id = self.tokenizer.token_to_id("[MASK]")
+        check_masking(self.vocab_size, mask_token_id, self.special_ids, mlm_probability, **options)
+        assert mask_token_id is not None  # `check_masking` refuses that.
         arguments = (self.vocab_size, mask_token_id, self.special_ids, mlm_probability)
-        check_masking(*arguments, **options)
         return TokenMasker(*arguments, **options, generator=generator)
 
     def batch(self, length: int) -> dict[str, Tensor]:

@@ -86,9 +86,11 @@ class PairCollator:
         self.length = length
         arguments = masking or MaskingArguments()
         vocab = tokenizer.get_vocab()
-        ids = (len(vocab), vocab["[MASK]"], special_token_ids(tokenizer))
+        mask_token_id, special_ids = tokenizer.token_to_id("[MASK]"), special_token_ids(tokenizer)
         mlm_probability, most = arguments.mlm_probability, arguments.max_predictions_per_seq
-        check_masking(*ids, mlm_probability, max_predictions_per_seq=most)
+        check_masking(len(vocab), mask_token_id, special_ids, mlm_probability, max_predictions_per_seq=most)
+        assert mask_token_id is not None  # `check_masking` refuses that.
+        ids = (len(vocab), mask_token_id, special_ids)
         self.masker = TokenMasker(*ids, mlm_probability, max_predictions_per_seq=most, generator=generator)
         continuations = [i for token, i in vocab.items() if is_wordpiece and token.startswith("##")]
         self.is_continuation = torch.zeros(len(vocab), dtype=torch.bool)

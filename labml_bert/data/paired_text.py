@@ -41,8 +41,8 @@ class PairedText:
     once, as in the original) or `whole-word` (dynamic, with all subwords of a word chosen together). We go
     through the training text `dupe_factor` times and make different pairs each time.
 
-    Raises `ValueError` if `mlm_probability` is out of range, if a batch is too small for one pair, or if the
-    text can't be made into pairs.
+    Raises `ValueError` if `mlm_probability` is out of range, if there is no such `masking`, if a batch is too
+    small for one pair, or if the text can't be made into pairs.
     """
 
     def __init__(
@@ -61,6 +61,8 @@ class PairedText:
         self.dupe_factor = dupe_factor
         self.vocab_size: int = tokenizer.get_vocab_size()
         check_mlm_probability(mlm_probability)
+        if masking not in ("dynamic", "static", "whole-word"):
+            raise ValueError(f"masking is {masking!r}; it must be dynamic, static or whole-word")
         check_longest(lengths[-1], batch_tokens)
         train_ids = encode_corpus(tokenizer, corpus.train)
         valid_ids = encode_corpus(tokenizer, corpus.valid)

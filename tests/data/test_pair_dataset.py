@@ -32,6 +32,7 @@ from labml_bert.checksums import SUMS, are_as_listed
 from labml_bert.data import pair_collator, pair_shards, paired_text, sentences
 from labml_bert.data import pair_dataset as module
 from labml_bert.data.corpora import Corpus
+from labml_bert.data.masked_text import MaskedText
 from labml_bert.data.pair_collator import MaskingArguments, PairBatches, PairCollator
 from labml_bert.data.pair_dataset import build_dataset, group_documents, open_dataset
 from labml_bert.data.pair_shards import (
@@ -806,3 +807,20 @@ def test_no_copy_is_unpacked_through_a_link(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="of its own, but is a symbolic link"):
         open_dataset(folder)
     assert not [*(tmp_path / "own").iterdir()]
+
+
+def test_an_unknown_masking_is_refused() -> None:
+    tokenizer = wordpiece_tokenizer([small_text(50)], 60)
+    corpus = Corpus("text", [small_text(50)], [small_text(20)])
+    with pytest.raises(ValueError, match="masking is 'whole_word'; it must be dynamic, static or whole-word"):
+        PairedText(corpus, tokenizer, [32], 640, "whole_word", torch.Generator())
+
+
+def test_a_tokenizer_without_a_mask_is_refused() -> None:
+    tokenizer = Tokenizer(models.WordLevel({"<mask>": 0, "a": 1, "[UNK]": 2}, "[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    with pytest.raises(ValueError, match=r"use a tokenizer that has \[MASK\]"):
+        PairCollator(tokenizer)
+    corpus = Corpus("text", ["a " * 90], ["a " * 90])
+    with pytest.raises(ValueError, match=r"use a tokenizer that has \[MASK\]"):
+        MaskedText(corpus, tokenizer, 8, 32, 8, 0.15, torch.Generator())

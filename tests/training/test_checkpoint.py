@@ -334,3 +334,14 @@ def test_a_folder_that_cannot_be_read_is_mentioned(
     monkeypatch.setattr(os, "access", lambda path, mode: path.name != "b")
     find_run_folders([tmp_path], ["*/*/"])
     assert capsys.readouterr().err == f"{tmp_path / 'b'} can't be read, so it's left out; make it readable\n"
+
+
+def test_a_checkpoint_without_its_checksum_is_refused(tmp_path: Path) -> None:
+    """Two damaged bytes could hide each other: one in the name of the checksum, and one in a value."""
+    train_to_end(tmp_path / "run")
+    path = tmp_path / "run" / CHECKPOINT
+    data = path.read_bytes()
+    assert data.count(b'"sha256": "') == 1
+    path.write_bytes(data.replace(b'"sha256": "', b'"sha257": "'))
+    with pytest.raises(ValueError, match="is damaged"):
+        load_checkpoint(tmp_path / "run")

@@ -651,6 +651,25 @@ def test_a_parameter_in_another_memory_order_is_resumed_exactly(tmp_path: Path) 
     assert not layer.weight.is_contiguous() and torch.equal(results[0], results[2])
 
 
+def test_a_parameter_that_is_a_slice_is_refused() -> None:
+    """PyTorch's fused AdamW would write to the other columns."""
+    arguments = TrainingArguments(steps=1)
+    layer, joint = torch.nn.Linear(4, 4), torch.zeros(4, 12)
+    for weight in (joint[:, :4], joint[::2, :], joint[:, :1].expand(4, 4)):
+        layer.weight = torch.nn.Parameter(weight)
+        with pytest.raises(ValueError, match="weight is a slice of another tensor; replace it with a copy"):
+            make_optimizers(layer, arguments)
+    for weight in (
+        joint[:2],
+        joint.T,
+        torch.zeros(3, 1, 5).permute(2, 1, 0),
+        torch.zeros(0, 4),
+        joint[:, 0].clone(),
+    ):
+        layer.weight = torch.nn.Parameter(weight)
+        make_optimizers(layer, arguments)
+
+
 def test_a_configuration_is_compared_as_it_was_saved(tmp_path: Path) -> None:
     configuration = {"lengths": (16, 32), "names": {1: "a"}, "rate": float("nan")}
     train_to_end(tmp_path / "run", **configuration)
