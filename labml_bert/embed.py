@@ -208,7 +208,9 @@ def fit_whitening(vectors: Tensor, dimensions: int | None = None) -> Whitening:
         torch.cov(x.T).reshape(x.size(1), -1)
     )  # variances in ascending order
     variances, directions = variances.flip(0)[:dimensions], directions.flip(1)[:, :dimensions]
-    K = int((variances > 1e-9 * variances[0]).sum())
+    # In 16 bits, rounding alone gives each direction some variance.
+    least = max(1e-9, torch.finfo(vectors.dtype).eps ** 2 / 10)
+    K = int((variances > least * variances[0]).sum())
     matrix = directions[:, :K] / variances[:K].sqrt()  # (D, K)
     return Whitening(x.mean(0).to(vectors), matrix.to(vectors))
 

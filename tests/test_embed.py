@@ -339,6 +339,13 @@ def test_a_vector_that_is_not_finite_is_refused_and_a_small_one_is_not() -> None
     assert fit_whitening(vectors * 1e-20).matrix.shape == (4, 4)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_a_direction_of_rounding_noise_is_left_out(dtype: torch.dtype) -> None:
+    vectors = torch.randn(500, 16, generator=torch.Generator().manual_seed(0))
+    vectors = vectors - vectors.mean(1, keepdim=True)
+    assert fit_whitening(vectors.to(dtype)).matrix.shape == (16, 15)
+
+
 def test_the_whitening_of_integers_has_fractions() -> None:
     vectors = torch.tensor([[1, 2], [3, 5], [0, 7]])
     assert torch.equal(fit_whitening(vectors).matrix, fit_whitening(vectors.float()).matrix)

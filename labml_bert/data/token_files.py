@@ -164,11 +164,12 @@ def write_token_files(
     identify the text. `settings["held_out"]` is the fraction to hold out. Calls `on_block` after each block.
 
     Raises `ValueError` if `folder` has damaged files or the tokens of a different text or tokenizer, if it
-    has foreign files but no `blocks.jsonl`, if the text can't be read, or if `held_out` is missing. Raises
-    `OSError` if the disk is full or another process is using `folder`.
+    has foreign files but no `blocks.jsonl`, if the text can't be read, or if `held_out` isn't a fraction.
+    Raises `OSError` if the disk is full or another process is using `folder`.
     """
-    if "held_out" not in settings:
-        raise ValueError("settings has no held_out; set it to the fraction of the text to hold out")
+    held_out = settings.get("held_out")
+    if not isinstance(held_out, float) or not 0 < held_out < 1:
+        raise ValueError(f"held_out in settings is {held_out!r}; set it to a fraction between 0 and 1")
     # Compare the settings as they are read from the file, where a tuple is a list.
     settings = json.loads(json.dumps(settings))
     make_folder(folder)

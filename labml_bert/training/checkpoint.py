@@ -229,7 +229,10 @@ def restore(
             torch.set_rng_state(tensors[own])
         set_device_random_state(device, tensors, rank())
     except (KeyError, RuntimeError, TypeError, ValueError):
-        raise ValueError(f"{run_path / CHECKPOINT} is incomplete; start a new run") from None
+        raise ValueError(
+            f"{run_path / CHECKPOINT} is incomplete, or from another model or optimizer; resume it with the "
+            "same ones, or start a new run"
+        ) from None
 
 
 def load_checkpoint(run_path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:

@@ -129,12 +129,12 @@ class Trainer:
         self.optimizers = make_optimizers(model, arguments)
         # The first failed step sets this flag to 1 for good. On a CPU or CUDA GPU, the fused AdamW reads the
         # flag on the device and skips its update if the flag is 1. So the loop needn't wait for the GPU.
-        self.has_failed = torch.zeros((), device=device)
+        self.has_failed = torch.zeros((), dtype=torch.float32, device=device)
         self.reads_flag = device.type in ("cpu", "cuda")
         if self.reads_flag:
             self.optimizers[0].found_inf = self.has_failed  # type: ignore[attr-defined]
         # Counts the first failed step and all steps after it.
-        self.failures = torch.zeros((), device=device)
+        self.failures = torch.zeros((), dtype=torch.float32, device=device)
         self.pending: list[PendingStep] = []
         self.step, self.seconds, self.last_report = 0, 0.0, 0.0
         self.start_time: float | None = None

@@ -245,8 +245,11 @@ def test_settings_are_compared_as_json(tmp_path: Path) -> None:
     def write(settings: dict[str, Any]) -> None:
         write_token_files(tmp_path / "out", tokenizer, lambda start: iter([Chunk("a cat", (0, 1))]), settings)
 
-    with pytest.raises(ValueError, match="settings has no held_out; set it"):
-        write({"name": "x"})
+    for wrong in ({}, {"held_out": 10}, {"held_out": 1.0}, {"held_out": 0.0}, {"held_out": "0.1"}):
+        with pytest.raises(
+            ValueError, match=r"held_out in settings is .*; set it to a fraction between 0 and 1"
+        ):
+            write({"name": "x", **wrong})
     assert not (tmp_path / "out").exists()
     for _ in range(2):
         write({"held_out": 0.1, "range": (1, 2)})

@@ -670,6 +670,18 @@ def test_a_parameter_that_is_a_slice_is_refused() -> None:
         make_optimizers(layer, arguments)
 
 
+@pytest.mark.parametrize("optimizer", get_args(OptimizerName))
+def test_another_default_type_does_not_matter(optimizer: OptimizerName) -> None:
+    torch.set_default_dtype(torch.float64)
+    try:
+        trainer, next_batch = new_trainer(None, steps=3, optimizer=optimizer)
+        for step in trainer.steps():
+            train_on(step, next_batch())
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert trainer.step == 3 and trainer.model.cls.predictions.bias.dtype == torch.float64
+
+
 def test_a_configuration_is_compared_as_it_was_saved(tmp_path: Path) -> None:
     configuration = {"lengths": (16, 32), "names": {1: "a"}, "rate": float("nan")}
     train_to_end(tmp_path / "run", **configuration)
