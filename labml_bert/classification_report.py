@@ -86,7 +86,7 @@ def measure_baselines(train: Sequence[Example], test: Sequence[Example], K: int)
     installed or if the training texts have no words.
     """
     numbers = torch.tensor([example.label for example in test], dtype=torch.long)  # (N)
-    most_frequent = Counter(example.label for example in train).most_common(1)[0][0]
+    most_frequent = Counter(int(example.label) for example in train).most_common(1)[0][0]
     constant = F.one_hot(torch.full_like(numbers, most_frequent), K).float()  # (N, K)
     scores: dict[str, Score | None] = {MOST_FREQUENT: score(constant, numbers)}
     if find_spec("sklearn") is None:

@@ -242,10 +242,12 @@ def write_onnx(path: Path, model: BertForMaskedLM, encoder_only: bool = False) -
     positions. If `onnxruntime` is installed, this function runs the graph on random tokens and returns the
     largest difference between its outputs and those of torch. Otherwise, this function returns `None`.
 
-    Raises `ValueError` if a package is missing, if the model has fewer than 3 positions, or if an output
-    differs by more than `TOLERANCE`.
+    Raises `ValueError` if a package is missing, if the model isn't in float32 or has fewer than 3 positions,
+    or if an output differs by more than `TOLERANCE`.
     """
     check_onnx_is_here()
+    if any(p.dtype != torch.float32 for p in model.parameters()):
+        raise ValueError("the model's weights aren't float32; call model.float() before the export")
     # If a size in the example is 1, the exporter assumes that this size is always 1.
     longest = model.config.max_position_embeddings
     if longest < 3:
@@ -406,9 +408,7 @@ def main(argv: list[str] | None = None) -> None:
             if options.to == "web":
                 checkpoint, curve = read_history(path)
         if not isinstance(model, BertForMaskedLM):
-            raise ValueError(
-                f"{options.run} has a modern model, and only a BERT can be exported; use another run"
-            )
+            raise ValueError(f"{options.run} is modern, and only a BERT can be exported; use another run")
         if options.encoder and options.to == "web":
             raise ValueError("--encoder needs --to onnx; a web page needs the head")
         if options.to == "web":

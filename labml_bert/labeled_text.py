@@ -132,7 +132,7 @@ def split_by_label(
     generator = torch.Generator().manual_seed(seed)
     by_label: dict[int, list[Example]] = {}
     for i in torch.randperm(len(examples), generator=generator).tolist():
-        by_label.setdefault(examples[i].label, []).append(examples[i])
+        by_label.setdefault(int(examples[i].label), []).append(examples[i])
     parts: tuple[list[Example], list[Example]] = ([], [])
     for label, group in by_label.items():
         if len(group) < 2:

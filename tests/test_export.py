@@ -458,6 +458,14 @@ def test_an_onnxruntime_that_cannot_read_the_graph_is_named(
     )
 
 
+def test_a_model_of_another_type_is_not_written_as_a_graph(tmp_path: Path) -> None:
+    pytest.importorskip("onnxscript", reason="it's needed to write a graph")
+    for model in (random_model().half(), random_model().double()):
+        with pytest.raises(ValueError, match=r"call model\.float\(\) before the export"):
+            export.write_onnx(tmp_path / "model.onnx", model)
+    assert not [*tmp_path.iterdir()]
+
+
 @TRACES
 @pytest.mark.long
 def test_a_graph_never_stands_beside_the_tokenizer_of_another(

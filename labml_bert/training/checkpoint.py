@@ -343,8 +343,8 @@ def note_unreadable(folders: Iterable[Path]) -> None:
 def other_value_error(run_path: Path, option: str, before: object, now: object) -> ValueError:
     """The error if a run is resumed with another value of an option."""
     return ValueError(
-        f"{run_path} was started with {option} = {before}, not {now}; leave that option out to resume, or "
-        "start a new run"
+        f"{run_path} was started with {option.rstrip('_')} = {before}, not {now}; leave that option out to "
+        "resume, or start a new run"
     )
 
 

@@ -3,6 +3,8 @@
 import math
 import random
 import re
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,7 +12,8 @@ import torch
 
 from labml_bert.baselines import tfidf
 from labml_bert.baselines.tfidf import PENALTIES, BagOfWords, check_scikit_learn_is_here, tune, words
-from labml_bert.labeled_text import Example, score
+from labml_bert.classification_report import measure_baselines
+from labml_bert.labeled_text import Example, score, split_by_label
 from tests.support.runs import small_text
 
 TEXTS = ["the cat sat, the cat ran", "a dog ran", "The dog_2 sat", "a cat", "ran ran ran a"]
@@ -114,10 +117,12 @@ def test_a_larger_penalty_gives_smaller_weights() -> None:
     assert weights == sorted(weights, reverse=True) and weights[-1] < weights[0] / 2
 
 
-@pytest.mark.parametrize("kind", [bool, np.uint8, np.int8, np.int32])
-def test_labels_can_be_integers_of_other_libraries(kind: type) -> None:
+@pytest.mark.parametrize("kind", [bool, np.uint8, np.int8, np.int32, torch.tensor])
+def test_labels_can_be_integers_of_other_libraries(kind: Callable[[int], Any]) -> None:
     texts = [f"good film {i}" if i % 2 else f"bad plot {i}" for i in range(20)]
     examples = [Example(text, i % 2) for i, text in enumerate(texts)]
     others = [Example(text, kind(i % 2)) for i, text in enumerate(texts)]
     expected = tune(examples, 2).predict(examples)
     assert torch.equal(tune(others, 2).predict(others), expected)
+    assert measure_baselines(others[1:], others, 2) == measure_baselines(examples[1:], examples, 2)
+    assert [len(part) for part in split_by_label(others, 0.2)] == [16, 4]
