@@ -65,8 +65,10 @@ def word_tokenizer(texts: Iterable[str], vocab_size: int = 8192) -> Tokenizer:
     special tokens, and the most frequent of the other tokens that occur at least twice. Everything else
     becomes `[UNK]`. Spaces and line ends are lost. Decoding puts a space between any two tokens.
 
-    Raises `ValueError` if `vocab_size` leaves no room for a word.
+    Raises `ValueError` if `texts` is a single text, or if `vocab_size` leaves no room for a word.
     """
+    if isinstance(texts, str):
+        raise ValueError("texts is a single text; pass a list of texts")
     if vocab_size <= len(SPECIAL_TOKENS):
         raise ValueError(
             f"vocab_size {vocab_size} has no room beside the {len(SPECIAL_TOKENS)} special tokens; raise it"
@@ -108,14 +110,16 @@ def wordpiece_tokenizer(texts: Iterable[str], vocab_size: int = 8192, lowercase:
     The tokenizer adds `[CLS]` and `[SEP]` to a text that it encodes, unless you pass
     `add_special_tokens=False`.
 
-    Raises `ValueError` if there is no text, or if `vocab_size` is above ten million or too small for the
-    special tokens and the alphabet: each character that starts a word and, with its `##`, each character that
-    continues one.
+    Raises `ValueError` if `texts` is a single text or empty, or if `vocab_size` is above ten million or too
+    small for the special tokens and the alphabet: each character that starts a word and, with its `##`, each
+    character that continues one.
 
     Source: [Japanese and Korean voice search](https://research.google/pubs/japanese-and-korean-voice-search/)
     for the idea; `BasicTokenizer` in `tokenization.py` of
     [google-research/bert](https://github.com/google-research/bert) for what a word is.
     """
+    if isinstance(texts, str):
+        raise ValueError("texts is a single text; pass a list of texts")
     if vocab_size > (most := LARGEST_VALUES["vocab_size"]):
         raise ValueError(f"vocab_size is {vocab_size}; it must be at most {most:,}")
     # Python would split words at these control characters. The tokenizer deletes them, so delete them first.
@@ -198,9 +202,7 @@ def template(tokenizer: Tokenizer, is_pair: bool = False) -> list[tuple[str, int
 
 
 def adds_cls_sep(tokenizer: Tokenizer) -> bool:
-    """
-    Whether the tokenizer turns a text into `[CLS] A [SEP]`. Raises `ValueError` if it adds anything else.
-    """
+    """Whether the tokenizer adds `[CLS]` and `[SEP]`. Raises `ValueError` if it adds something else."""
     added = template(tokenizer)
     if added not in ([], CLS_SEP_SEP[:2]):
         tokens = " ".join(token for token, _ in added)

@@ -343,8 +343,7 @@ class Step:
 
     def __init__(self, trainer: Trainer):
         self.trainer = trainer
-        self.number = trainer.step
-        self.progress = trainer.progress
+        self.number, self.progress = trainer.step, trainer.progress
         self.length = 0
         self.metrics: dict[str, Tensor] = {}
         self.evaluation: dict[str, float] | None = None
@@ -368,6 +367,7 @@ class Step:
         assert is_whole or "num_items_in_batch" in batch, (
             "a micro-batch needs num_items_in_batch, the number of labels in the whole batch"
         )
+        assert not self.metrics, "call micro_batches once per step, with all rows of the step"
         self.length = batch["input_ids"].size(1) if "input_ids" in batch else 0
         if trainer.run_path is not None:
             trainer.pending.append(PendingStep(batch, random_states(trainer.device)))

@@ -364,3 +364,9 @@ def test_words_that_are_too_long_count_by_their_letters() -> None:
     assert unknown_fraction(tokenizer, ids, fine) == tokens
     characters = character_tokenizer(text)
     assert unknown_fraction(characters, encode_corpus(characters, text), text) == 0.0
+
+
+@pytest.mark.parametrize("train", [word_tokenizer, wordpiece_tokenizer])
+def test_a_single_text_is_not_a_list_of_characters(train: Callable[[str, int], Tokenizer]) -> None:
+    with pytest.raises(ValueError, match="texts is a single text; pass a list of texts"):
+        train("the cat sat on the mat", 60)

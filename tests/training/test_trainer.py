@@ -682,6 +682,16 @@ def test_another_default_type_does_not_matter(optimizer: OptimizerName) -> None:
     assert trainer.step == 3 and trainer.model.cls.predictions.bias.dtype == torch.float64
 
 
+def test_a_step_has_one_batch() -> None:
+    """Otherwise, the batch that is saved for a replay could be another one than that of the failed loss."""
+    trainer, next_batch = new_trainer(None)
+    step = next(trainer.steps())
+    for part in step.micro_batches(next_batch()):
+        step.backward(trainer.parallel(**part).loss)
+    with pytest.raises(AssertionError, match="call micro_batches once per step"):
+        next(step.micro_batches(next_batch()))
+
+
 def test_a_configuration_is_compared_as_it_was_saved(tmp_path: Path) -> None:
     configuration = {"lengths": (16, 32), "names": {1: "a"}, "rate": float("nan")}
     train_to_end(tmp_path / "run", **configuration)
