@@ -418,7 +418,7 @@ def written_out_is_faster(q: Tensor, dropout_prob: float) -> bool:
 
 def select_positions(hidden_states: Tensor, positions: Tensor) -> Tensor:
     """Returns the vectors, `(B, P, D)`, at `positions`, `(B, P)`, as query states for the last layer."""
-    return hidden_states.gather(1, positions[..., None].expand(-1, -1, hidden_states.size(-1)))
+    return hidden_states.take_along_dim(positions[..., None], dim=1)
 
 
 def cast_once(x: Tensor) -> Tensor:

@@ -194,7 +194,8 @@ def fit_whitening(vectors: Tensor, dimensions: int | None = None) -> Whitening:
     `dimensions` limits the number of directions, and those with the largest variances are kept. The paper
     tries 256 of BERT base's 768.
 
-    Raises `ValueError` if all vectors are equal, if a number isn't finite, or if `dimensions` is below 1.
+    Raises `ValueError` if all vectors are equal, if a number isn't finite, here or in the result, or if
+    `dimensions` is below 1.
     """
     if dimensions is not None and dimensions < 1:
         raise ValueError(f"dimensions is {dimensions}; it must be at least 1")
@@ -211,8 +212,12 @@ def fit_whitening(vectors: Tensor, dimensions: int | None = None) -> Whitening:
     # In 16 bits, rounding alone gives each direction some variance.
     least = max(1e-9, torch.finfo(vectors.dtype).eps ** 2 / 10)
     K = int((variances > least * variances[0]).sum())
-    matrix = directions[:, :K] / variances[:K].sqrt()  # (D, K)
-    return Whitening(x.mean(0).to(vectors), matrix.to(vectors))
+    matrix = (directions[:, :K] / variances[:K].sqrt()).to(vectors)  # (D, K)
+    if not matrix.isfinite().all():
+        raise ValueError(
+            f"the variances are too small for {vectors.dtype}; call float() on the vectors first"
+        )
+    return Whitening(x.mean(0).to(vectors), matrix)
 
 
 def simcse_loss(a: Tensor, b: Tensor, temperature: float = 0.05) -> Tensor:

@@ -335,7 +335,7 @@ def predict(model: BertForSequenceClassification, rows: Sequence[Row], batch_siz
     was_training = model.training
     model.eval()
     device = model.classifier.weight.device
-    logits = torch.zeros(len(rows), len(model.labels))  # (N, K)
+    logits = torch.zeros(len(rows), len(model.labels), dtype=torch.float32)  # (N, K)
     order = sorted(range(len(rows)), key=lambda i: len(rows[i].input_ids))
     for start in range(0, len(order), batch_size):
         indices = order[start : start + batch_size]

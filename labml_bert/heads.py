@@ -91,8 +91,8 @@ class BertClassifier(BertForFineTuning):
 
     def __init__(self, config: BertConfig, labels: Sequence[str], add_pooling_layer: bool):
         super().__init__(config, add_pooling_layer)
-        if not all(isinstance(label, str) for label in labels):
-            raise ValueError(f"the labels are {list(labels)}; each must be a string")
+        if isinstance(labels, str) or not all(isinstance(label, str) for label in labels):
+            raise ValueError(f"the labels are {labels!r}; each must be a string in a list")
         if len(labels) < 2 or len({*labels}) < len(labels):
             raise ValueError(f"the labels are {list(labels)}; use two or more, all different")
         self.labels = list(labels)

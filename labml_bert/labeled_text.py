@@ -37,21 +37,21 @@ def score(logits: Tensor, labels: Tensor) -> Score:
     Scores `logits`, `(N, K)`, against `labels`, `(N)`. For a class with `tp` true positives, `fp` false
     positives and `fn` false negatives, $F_1 = 2\,tp / (2\,tp + fp + fn)$.
 
-    Raises `ValueError` if there are no labels, if their shape doesn't fit the logits, or if a logit is NaN.
+    Raises `ValueError` if there are no labels, if they don't fit the logits, or if a logit is NaN.
     """
-    check_shapes(logits, labels)
+    labels = check_shapes(logits, labels)
     predictions = logits.argmax(-1)  # (N)
     f1 = []
     for label in labels.unique():
         true_positives = ((predictions == label) & (labels == label)).sum()
-        f1.append(2 * true_positives / ((predictions == label).sum() + (labels == label).sum()))
+        f1.append(2 * true_positives.double() / ((predictions == label).sum() + (labels == label).sum()))
     return Score((predictions == labels).double().mean().item(), torch.stack(f1).double().mean().item())
 
 
-def check_shapes(logits: Tensor, labels: Tensor) -> None:
+def check_shapes(logits: Tensor, labels: Tensor) -> Tensor:
     """
-    Raises `ValueError` unless `logits` is `(N, K)`, without NaN, and `labels` is `(N)`, with at least one
-    label.
+    Returns the labels as int64. Raises `ValueError` unless `logits` is `(N, K)`, without NaN, and `labels` is
+    `(N)`, with at least one label, and each is the number of a class.
     """
     if logits.dim() != 2 or labels.shape != logits.shape[:1] or not len(labels):
         raise ValueError(
@@ -60,6 +60,12 @@ def check_shapes(logits: Tensor, labels: Tensor) -> None:
         )
     if logits.isnan().any():
         raise ValueError("a logit is NaN, so it predicts nothing; try a lower learning rate")
+    labels, K = labels.long(), logits.size(-1)
+    if labels.min() < 0 or labels.max() >= K:
+        raise ValueError(
+            f"labels are from {labels.min()} to {labels.max()}; use only those from 0 to {K - 1}"
+        )
+    return labels
 
 
 def confusion_matrix(logits: Tensor, labels: Tensor) -> Tensor:
@@ -69,11 +75,10 @@ def confusion_matrix(logits: Tensor, labels: Tensor) -> Tensor:
     Returns the counts, `(K, K)`: the entry in row `i` and column `j` is the number of texts with label `i`
     whose prediction is `j`. The diagonal counts the correct predictions.
 
-    Raises `ValueError` if there are no labels, if their shape doesn't fit the logits, or if a logit is NaN.
+    Raises `ValueError` if there are no labels, if they don't fit the logits, or if a logit is NaN.
     """
-    check_shapes(logits, labels)
-    K = logits.size(-1)
-    return torch.bincount(labels.long() * K + logits.argmax(-1), minlength=K * K).view(K, K)  # (K, K)
+    labels, K = check_shapes(logits, labels), logits.size(-1)
+    return torch.bincount(labels * K + logits.argmax(-1), minlength=K * K).view(K, K)  # (K, K)
 
 
 def choose_hyperparameter(
@@ -108,11 +113,12 @@ def choose_hyperparameter(
 def quality(logits: Tensor, labels: Tensor) -> tuple[float, float]:
     """
     Returns the accuracy and the negative loss. Comparing two such tuples chooses the better candidate: the
-    higher accuracy wins, and in a tie, the lower loss. If a logit is NaN, returns the worst tuple.
+    higher accuracy wins, and in a tie, the lower loss. If the loss is NaN, returns the worst tuple.
     """
-    if logits.isnan().any():
+    loss = F.cross_entropy(logits.float(), labels.long()).item()
+    if math.isnan(loss):
         return 0.0, -math.inf
-    return score(logits, labels).accuracy, -F.cross_entropy(logits, labels.long()).item()
+    return score(logits, labels).accuracy, -loss
 
 
 def split_by_label(

@@ -124,7 +124,7 @@ class TokenMasker:
         draw = self.rand(is_candidate)  # (B, T)
         if word_ids is not None:
             # All tokens of word w use the draw at index w.
-            draw = draw.gather(1, word_ids.clamp(min=0))  # (B, T)
+            draw = draw.take_along_dim(word_ids.clamp(min=0), dim=1)  # (B, T)
         if self.max_predictions_per_seq is None:
             return is_candidate & (draw < self.mlm_probability)  # (B, T)
         count = is_candidate.sum(1) * self.mlm_probability  # (B)

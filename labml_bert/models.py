@@ -121,7 +121,7 @@ class BertPreTrainedModel(nn.Module):
         # `named_parameters` lists the tied embedding only once, under its name in the encoder.
         with listing(folder / "model.safetensors"):
             files.write_tensors(folder / "model.safetensors", dict(self.named_parameters()), {"format": "pt"})
-        write_checked(folder / "config.json", json.dumps(config, indent=2, sort_keys=True))
+        write_checked(folder / "config.json", json.dumps(config, indent=2, sort_keys=True, default=int))
 
     @classmethod
     def from_pretrained(

@@ -68,7 +68,7 @@ def save_pretrained(model: ModernBertForMaskedLM, folder: Path | str) -> None:
     config = {"architectures": [type(model).__name__], **SUPPORTED, **ids, **asdict(model.config)}
     with listing(folder / "model.safetensors"):
         files.write_tensors(folder / "model.safetensors", dict(model.named_parameters()), {"format": "pt"})
-    write_checked(folder / "config.json", json.dumps(config, indent=2, sort_keys=True))
+    write_checked(folder / "config.json", json.dumps(config, indent=2, sort_keys=True, default=int))
 
 
 def from_pretrained(folder: Path | str) -> ModernBertForMaskedLM:

@@ -128,8 +128,8 @@ def pseudo_perplexity(
 
     Raises `ValueError` if there are no texts. Also raises the errors of `token_log_probs`.
     """
-    if not texts:
-        raise ValueError("there are no texts; pass at least one")
+    if not texts or isinstance(texts, str):
+        raise ValueError("there are no texts; pass a list with at least one")
     log_probs = [token_log_probs(model, tokenizer, text, mask_rest_of_word) for text in texts]
     return (-torch.cat(log_probs).double().mean()).exp().item()
 

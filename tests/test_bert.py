@@ -492,3 +492,14 @@ def test_autocast_casts_the_embeddings_once() -> None:
     assert cast_once(x).dtype == torch.float32
     with torch.autocast("cpu", torch.bfloat16):
         assert cast_once(x).dtype == torch.bfloat16
+
+
+def test_positions_and_word_ids_of_one_row_serve_all_rows() -> None:
+    """As for `position_ids` and `token_type_ids`, one row of them is enough."""
+    torch.manual_seed(0)
+    model = BertModel(BertConfig(30, 16, 2, 2, 32)).eval()
+    ids, positions = torch.randint(30, (3, 10)), torch.tensor([[1, 4]])
+    output = model(ids, output_positions=positions)
+    expected = model(ids).last_hidden_state[:, [1, 4]]
+    torch.testing.assert_close(output.last_hidden_state, expected)
+    torch.testing.assert_close(output.pooler_output, model(ids).pooler_output)

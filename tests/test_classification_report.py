@@ -133,6 +133,10 @@ def test_a_model_that_predicts_nan_is_never_chosen() -> None:
 
     for candidates in ([10.0, 0.1], [0.1, 10.0]):
         assert choose_hyperparameter(candidates, examples, train_and_predict) == 0.1
+    assert quality(torch.tensor([[math.inf, 0.0]]), torch.tensor([0])) == (0.0, -math.inf)
     for measure in (score, confusion_matrix):
         with pytest.raises(ValueError, match="a logit is NaN"):
             measure(torch.full((3, 2), math.nan), torch.zeros(3).long())
+        for label in (-100, 2):
+            with pytest.raises(ValueError, match="use only those from 0 to 1"):
+                measure(torch.zeros(3, 2), torch.tensor([0, label, 1]))

@@ -346,6 +346,14 @@ def test_a_direction_of_rounding_noise_is_left_out(dtype: torch.dtype) -> None:
     assert fit_whitening(vectors.to(dtype)).matrix.shape == (16, 15)
 
 
+def test_a_whitening_that_16_bits_cannot_hold_is_refused() -> None:
+    vectors = 1 + 1e-2 * torch.randn(99, 4, generator=torch.Generator().manual_seed(0))
+    vectors = (vectors * 1e-4).half()
+    with pytest.raises(ValueError, match=r"too small for torch\.float16; call float\(\) on the"):
+        fit_whitening(vectors)
+    assert fit_whitening(vectors.float()).matrix.isfinite().all()
+
+
 def test_the_whitening_of_integers_has_fractions() -> None:
     vectors = torch.tensor([[1, 2], [3, 5], [0, 7]])
     assert torch.equal(fit_whitening(vectors).matrix, fit_whitening(vectors.float()).matrix)

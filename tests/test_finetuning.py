@@ -383,3 +383,27 @@ def test_signals_are_left_to_the_program(number: signal.Signals) -> None:
     before = signal.getsignal(number)
     fine_tune(TEXTS, [Row([2, 4, 3], [0] * 3, {"labels": 0})], 1e-3, should_stop=should_stop)
     assert handlers == [before]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_the_default_type_changes_no_score(dtype: torch.dtype) -> None:
+    model = small_model(8, ["no", "yes"])
+    rows = [Row([2, 5, 3], [0, 0, 0], {"labels": i % 2}) for i in range(3)]
+    logits, labels = torch.eye(3)[[0, 1, 2, 0]], torch.tensor([0, 1, 1, 0])
+    expected = predict(model, rows), score(logits, labels)
+    torch.set_default_dtype(dtype)
+    try:
+        assert torch.equal(predict(model, rows), expected[0]) and score(logits, labels) == expected[1]
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def test_a_single_text_is_no_list_of_labels() -> None:
+    with pytest.raises(ValueError, match="the labels are 'spam'; each must be a string in a list"):
+        small_model(8, "spam")  # type: ignore[arg-type]
+
+
+def test_sizes_can_be_integers_of_numpy(tmp_path: Path) -> None:
+    config = BertConfig(np.arange(9).max() + 1, 16, 1, 2, 32)
+    BertForSequenceClassification(config, ["no", "yes"]).save_pretrained(tmp_path)
+    assert BertForSequenceClassification.from_pretrained(tmp_path).config.vocab_size == 9

@@ -102,8 +102,9 @@ def test_in_pseudo_perplexity_every_token_counts_the_same() -> None:
     short, long = (token_log_probs(model, tokenizer, text).double() for text in ("ab", "faded"))
     expected = math.exp(-(short.sum() + long.sum()) / 7)
     assert pseudo_perplexity(model, tokenizer, ["ab", "faded"]) == pytest.approx(expected)
-    with pytest.raises(ValueError, match="there are no texts"):
-        pseudo_perplexity(model, tokenizer, [])
+    for wrong in ([], "ab"):
+        with pytest.raises(ValueError, match="there are no texts; pass a list"):
+            pseudo_perplexity(model, tokenizer, wrong)  # type: ignore[arg-type]
 
 
 def test_a_tokenizer_that_does_not_split_words_masks_one_token_at_a_time() -> None:

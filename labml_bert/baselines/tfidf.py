@@ -97,7 +97,7 @@ class BagOfWords:
         Returns the log-probability of each class for each example, `(N, K)`. A class without any training
         example gets the logarithm of 1e-12.
         """
-        probabilities = torch.full((len(examples), self.classes), 1e-12)  # (N, K)
+        probabilities = torch.full((len(examples), self.classes), 1e-12, dtype=torch.float32)  # (N, K)
         predictions = torch.from_numpy(self.pipeline.predict_proba(examples)).float()
         probabilities[:, self.pipeline.classes_] = predictions.clamp(min=1e-12)
         return probabilities.log()

@@ -183,7 +183,7 @@ STEPS = (
             ),
             Mistake(
                 "words chosen in part",
-                "draw.gather(1, word_ids.clamp(min=0))",
+                "draw.take_along_dim(word_ids.clamp(min=0), dim=1)",
                 "draw",
                 "You choose some tokens of a word and not the others. With `word_ids`, all tokens of a word "
                 "must use the same random number.",

@@ -89,6 +89,11 @@ def random_states(device: torch.device) -> dict[str, Tensor]:
     return states
 
 
+def remember_step(batch: dict[str, Tensor], device: torch.device) -> PendingStep:
+    """Returns a step before its forward pass. Copies the batch, because the script may reuse its tensors."""
+    return PendingStep({key: value.clone() for key, value in batch.items()}, random_states(device))
+
+
 def random_name(kind: str, number: int) -> str:
     """A random state's name in a checkpoint: `random.torch` for rank 0, `random.torch.1` for rank 1."""
     return f"random.{kind}.{number}" if number else f"random.{kind}"

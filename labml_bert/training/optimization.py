@@ -132,7 +132,8 @@ def make_optimizers(model: nn.Module, arguments: TrainingArguments) -> list[torc
     LayerNorms and heads. We scale Muon's updates to the typical size of AdamW's, so both optimizers use the
     same learning rate.
 
-    Raises `ValueError` if a parameter has gaps in memory. The fused kernel would write into the gaps.
+    Raises `ValueError` if there are no matrices for Muon, or if a parameter has gaps in memory, because the
+    fused kernel would write into the gaps.
 
     Source: [Jordan et al., 2024](https://kellerjordan.github.io/posts/muon/); the scale is from [Liu et al.,
     2025](https://arxiv.org/abs/2502.16982), section 2.2.
@@ -142,6 +143,8 @@ def make_optimizers(model: nn.Module, arguments: TrainingArguments) -> list[torc
         if torch.empty_like(p, device="meta").stride() != p.stride():
             raise ValueError(f"{name} is a slice of another tensor; replace it with a copy, p.clone()")
     matrices = block_matrices(model) if arguments.optimizer == "muon" else []
+    if arguments.optimizer == "muon" and not matrices:
+        raise ValueError("Muon trains matrices in an nn.ModuleList, and the model has none; use adamw")
     optimizers: list[torch.optim.Optimizer] = [
         torch.optim.AdamW(
             parameter_groups(model, arguments.weight_decay, exclude=matrices),

@@ -49,7 +49,7 @@ from labml_bert.training.checkpoint import (
     as_saved,
     load_checkpoint,
     other_value_error,
-    random_states,
+    remember_step,
     restore,
     save_checkpoint,
     save_failed_step,
@@ -176,13 +176,14 @@ class Trainer:
         `KeyboardInterrupt`. Raises `NonFiniteLossError` if a loss or a gradient isn't finite (except for
         overflows in float16), or if a loss reaches `largest_loss`. Raises `ValueError` for other fractions.
         """
+        evaluate_at = sorted(evaluate_at)
         if not all(0 <= point <= 1 for point in evaluate_at):
             raise ValueError(f"evaluate_at is {evaluate_at}; use fractions of the budget, from 0 to 1")
         n = self.arguments.evaluations
         points = sorted({round(point, 9) for point in (*evaluate_at, *(i / n for i in range(1, n + 1)))})
         # The points are rounded to nine decimals, so compare them with a tolerance.
         self.evaluation_points = [p for p in points if p > self.progress + 1e-9 or self.progress == 0]
-        self.milestones = [p for p in sorted(evaluate_at) if p > self.progress or self.progress == 0]
+        self.milestones = [p for p in evaluate_at if p > self.progress or self.progress == 0]
         self.start_time = None
         self.last_report = last_save = self.seconds
         with self.stoppable():
@@ -363,14 +364,13 @@ class Step:
         contains the scalar tensors of the batch, such as `num_items_in_batch`, the common divisor.
         """
         trainer, count = self.trainer, self.trainer.arguments.gradient_accumulation_steps
-        is_whole = world_size() * count == 1
-        assert is_whole or "num_items_in_batch" in batch, (
+        assert world_size() * count == 1 or "num_items_in_batch" in batch, (
             "a micro-batch needs num_items_in_batch, the number of labels in the whole batch"
         )
         assert not self.metrics, "call micro_batches once per step, with all rows of the step"
         self.length = batch["input_ids"].size(1) if "input_ids" in batch else 0
         if trainer.run_path is not None:
-            trainer.pending.append(PendingStep(batch, random_states(trainer.device)))
+            trainer.pending.append(remember_step(batch, trainer.device))
         parts = split_into_micro_batches(batch, count)
         for i, part in enumerate(parts, 1):
             # DDP combines the gradients of all processes once per step, in the last backward pass.
@@ -392,7 +392,7 @@ class Step:
         # DDP averages the gradients of the processes, but we need their sum, so multiply by the world size.
         self.trainer.scaler.scale(world_size() * loss).backward()
         for key, value in {"loss": loss, **metrics}.items():
-            value = value.detach()
+            value = value.detach().clone()
             self.metrics[key] = self.metrics[key] + value if key in self.metrics else value
 
     def update(self) -> None:

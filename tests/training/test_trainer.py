@@ -600,7 +600,8 @@ def test_the_last_of_a_million_steps_is_evaluated() -> None:
 def test_points_of_an_evaluation_can_be_in_any_order_and_at_the_start() -> None:
     trainer, next_batch = new_trainer(None, steps=4)
     milestones = []
-    for step in trainer.steps([1.0, 0.5, 0.0]):
+    points: Any = (point for point in [1.0, 0.5, 0.0])
+    for step in trainer.steps(points):
         train_on(step, next_batch())
         milestones.append(step.milestone)
     assert milestones == [0.0, 0.5, None, 1.0]
@@ -690,6 +691,30 @@ def test_a_step_has_one_batch() -> None:
         step.backward(trainer.parallel(**part).loss)
     with pytest.raises(AssertionError, match="call micro_batches once per step"):
         next(step.micro_batches(next_batch()))
+
+
+def test_tensors_of_the_script_may_change_after_a_step(tmp_path: Path) -> None:
+    trainer, next_batch = new_trainer(tmp_path, steps=4)
+    trainer.arguments = replace(trainer.arguments, evaluations=1)
+    reports: list[Report] = []
+    trainer.on_report = reports.append
+    batch, count = next_batch(), torch.zeros(())
+    for step in trainer.steps():
+        kept = trainer.pending[-1].batch["input_ids"].clone() if trainer.pending else None
+        batch["input_ids"].random_(5, 30)
+        assert kept is None or torch.equal(trainer.pending[-1].batch["input_ids"], kept)
+        count += 1
+        for part in step.micro_batches(batch):
+            step.backward(trainer.parallel(**part).loss, count=count)
+        step.update()
+    assert reports[-1].metrics["count"] == 2.5
+
+
+def test_muon_needs_blocks() -> None:
+    with pytest.raises(ValueError, match=r"Muon trains matrices in an nn\.ModuleList, and the model"):
+        make_optimizers(
+            torch.nn.Sequential(torch.nn.Linear(2, 2)), TrainingArguments(steps=1, optimizer="muon")
+        )
 
 
 def test_a_configuration_is_compared_as_it_was_saved(tmp_path: Path) -> None:
