@@ -257,7 +257,8 @@ def train_simcse(
     Trains `model` in place, leaves it in eval mode, and returns the loss of each step, in nats. The two texts
     of a pair are equal, or they belong together, such as a question and its answer. The learning rate decays
     linearly to zero. Without dropout, equal texts would get equal vectors, and many small models are
-    pretrained without dropout. So this function sets the probability of all dropout layers to `dropout`.
+    pretrained without dropout. So this function sets the probability of all dropout layers to `dropout`. It
+    seeds PyTorch's random generator with `seed`.
 
     Raises `ValueError` if `batch_size` is below 2, if there are fewer than `batch_size` pairs, if `steps` is
     below 1, or if `dropout` isn't in [0, 1), and `NonFiniteLossError` if the loss or its gradient explodes.

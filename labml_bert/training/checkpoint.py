@@ -402,4 +402,5 @@ def replay(run_path: Path, model: nn.Module) -> tuple[float, dict[str, float]]:
         loss: Tensor = model(**batch).loss
     loss.backward()
     gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    model.zero_grad()
     return loss.item(), {name: gradient.norm().item() for name, gradient in gradients.items()}

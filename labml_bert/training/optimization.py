@@ -132,12 +132,15 @@ def make_optimizers(model: nn.Module, arguments: TrainingArguments) -> list[torc
     LayerNorms and heads. We scale Muon's updates to the typical size of AdamW's, so both optimizers use the
     same learning rate.
 
+    Clears the gradients of the model, which would otherwise be added to those of the first step.
+
     Raises `ValueError` if there are no matrices for Muon, or if a parameter has gaps in memory, because the
     fused kernel would write into the gaps.
 
     Source: [Jordan et al., 2024](https://kellerjordan.github.io/posts/muon/); the scale is from [Liu et al.,
     2025](https://arxiv.org/abs/2502.16982), section 2.2.
     """
+    model.zero_grad()
     for name, p in model.named_parameters():
         # Only a tensor without gaps keeps its strides in `empty_like`.
         if torch.empty_like(p, device="meta").stride() != p.stride():

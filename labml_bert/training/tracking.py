@@ -52,8 +52,11 @@ def append_metrics(run_path: Path, step: int, values: dict[str, float]) -> None:
 
     Appends one line to `metrics.jsonl`. JSON has no NaN and no infinity, so these values become `null`.
 
-    Raises `OSError` if the line can't be written, for example on a full disk, or if the file is a link.
+    Raises `ValueError` if a metric is called `step` or `crc32`, and `OSError` if the line can't be written,
+    for example on a full disk, or if the file is a link.
     """
+    if reserved := {"step", "crc32"} & values.keys():
+        raise ValueError(f"a metric can't be called {min(reserved)}; choose another name")
     finite = {name: value if math.isfinite(value) else None for name, value in values.items()}
     line = encode_line({"step": step, **finite})
     with open_to_append(run_path / METRICS) as file:

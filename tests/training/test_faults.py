@@ -100,6 +100,9 @@ def test_a_failed_step_is_reported_skipped_and_replayed(
     # The loss is the same bit for bit, even with dropout on.
     assert loss == losses[12] or (loss != loss and losses[12] != losses[12])
     assert norms.keys() == dict(model.named_parameters()).keys()
+    assert all(p.grad is None for p in model.parameters()), (
+        "the model can be trained as if nothing had happened"
+    )
     if poison is explode:
         assert loss > 100
         assert replay(tmp_path / "run", model) == (loss, norms)

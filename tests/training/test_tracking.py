@@ -38,6 +38,13 @@ def test_a_report_is_written_immediately(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.parametrize("name", ["step", "crc32"])
+def test_a_metric_has_no_reserved_name(name: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=f"a metric can't be called {name}; choose another name"):
+        append_metrics(tmp_path, 1, {"loss": 3.0, name: 7.0})
+    assert not [*tmp_path.iterdir()]
+
+
 def test_missing_metrics_are_not_an_error(tmp_path: Path) -> None:
     assert read_metrics(tmp_path) == {}
 

@@ -710,6 +710,20 @@ def test_tensors_of_the_script_may_change_after_a_step(tmp_path: Path) -> None:
     assert reports[-1].metrics["count"] == 2.5
 
 
+def test_gradients_from_before_the_training_do_not_count() -> None:
+    results = []
+    for has_gradients in (False, True):
+        trainer, next_batch = new_trainer(None, steps=2)
+        if has_gradients:
+            trainer.model.eval()(torch.full((2, 8), 7)).logits.sum().backward()
+            trainer.model.train()
+            trainer.optimizers = make_optimizers(trainer.model, trainer.arguments)
+        for step in trainer.steps():
+            train_on(step, next_batch())
+        results.append(trainer.model.cls.predictions.bias.detach().clone())
+    assert results[0].any() and torch.equal(*results)
+
+
 def test_muon_needs_blocks() -> None:
     with pytest.raises(ValueError, match=r"Muon trains matrices in an nn\.ModuleList, and the model"):
         make_optimizers(
