@@ -184,7 +184,7 @@ class Trainer:
         # The points are rounded to nine decimals, so compare them with a tolerance.
         self.evaluation_points = [p for p in points if p > self.progress + 1e-9 or self.progress == 0]
         self.milestones = [p for p in evaluate_at if p > self.progress or self.progress == 0]
-        self.start_time = None
+        self.start_time, self.stop_signal, self.is_stopping = None, None, False
         self.last_report = last_save = self.seconds
         with self.stoppable():
             self.save()

@@ -724,6 +724,19 @@ def test_gradients_from_before_the_training_do_not_count() -> None:
     assert results[0].any() and torch.equal(*results)
 
 
+def test_a_stopped_trainer_can_go_on(tmp_path: Path) -> None:
+    """In a notebook, a cell can be run again after Ctrl-C."""
+    trainer, next_batch = new_trainer(tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        for step in trainer.steps():
+            train_on(step, next_batch())
+            if step.number == 5:
+                os.kill(os.getpid(), signal.SIGINT)
+    assert trainer.step in (5, 6)
+    train(trainer, next_batch)
+    assert trainer.step == 30
+
+
 def test_muon_needs_blocks() -> None:
     with pytest.raises(ValueError, match=r"Muon trains matrices in an nn\.ModuleList, and the model"):
         make_optimizers(
