@@ -70,7 +70,9 @@ is_done = threading.Event()
 
 
 def rank() -> int:
-    """Returns the rank of this process, or 0 without `torchrun`."""
+    """Returns the rank of this process in its process group, or that from `torchrun`, or 0 without either."""
+    if dist.is_initialized():
+        return dist.get_rank()
     return int(os.environ["RANK"]) if dist.is_torchelastic_launched() else 0
 
 
@@ -301,7 +303,9 @@ def split_into_micro_batches(batch: dict[str, Tensor], count: int) -> list[dict[
     Returns this process's rows of `batch`, divided into `count` micro-batches. The numbers of rows differ by
     at most one. A scalar tensor describes the whole batch, so every micro-batch contains that tensor.
     """
-    total, first = world_size() * count, rank() * count
+    total = world_size() * count
+    # Without a process group, the processes of `torchrun` train independently.
+    first = rank() * count if world_size() > 1 else 0
     parts = {key: v.tensor_split(total) if v.dim() else [v] * total for key, v in batch.items()}
     return [{key: split[i] for key, split in parts.items()} for i in range(first, first + count)]
 

@@ -306,6 +306,23 @@ def test_only_rank_zero_writes_files(two_processes: dict, folder: Path) -> None:
     assert "model.bert.embeddings.word_embeddings.weight" in names, "the names contain no wrapper"
 
 
+def test_the_rank_is_that_of_the_process_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some launchers set none of the variables of `torchrun`."""
+    assert rank() == 0
+    monkeypatch.setattr(distributed.dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(distributed.dist, "get_rank", lambda: 1)
+    monkeypatch.setattr(distributed.dist, "get_world_size", lambda: 2)
+    (part,) = split_into_micro_batches({"input_ids": torch.arange(4)}, 1)
+    assert rank() == 1 and part["input_ids"].tolist() == [2, 3]
+
+
+def test_without_a_process_group_each_process_has_the_whole_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("TORCHELASTIC_RUN_ID", "none"), ("RANK", "1")):
+        monkeypatch.setenv(name, value)
+    (part,) = split_into_micro_batches({"input_ids": torch.arange(4)}, 1)
+    assert rank() == 1 and part["input_ids"].tolist() == [0, 1, 2, 3]
+
+
 def test_micro_batches_add_up_to_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     """Loss and gradients agree, even though one micro-batch has no masked tokens and the others differ."""
     torch.manual_seed(0)
