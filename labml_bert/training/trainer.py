@@ -392,7 +392,7 @@ class Step:
         # DDP averages the gradients of the processes, but we need their sum, so multiply by the world size.
         self.trainer.scaler.scale(world_size() * loss).backward()
         for key, value in {"loss": loss, **metrics}.items():
-            value = value.detach().clone()
+            value = value.detach()
             self.metrics[key] = self.metrics[key] + value if key in self.metrics else value
 
     def update(self) -> None:
@@ -431,7 +431,7 @@ class Step:
         self.metrics["gradient_norm"] = norm.detach() / world_size() if not has_overflowed else 0 * self.loss
         sums = trainer.metric_sums
         for key, value in self.metrics.items():
-            sums[key] = sums[key] + value if key in sums else value
+            sums[key] = sums[key] + value if key in sums else value.clone()
         trainer.metric_steps += 1
         trainer.step += 1
         self.number = trainer.step

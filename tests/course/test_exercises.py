@@ -67,7 +67,7 @@ def test_counts_of_parameters() -> None:
     )
     layers = torch.nn.Sequential(torch.nn.Embedding(50, 3), torch.nn.Linear(3, 12))
     assert exercises.factored_parameters(50, 12, 3) == sum(p.numel() for p in layers.parameters())
-    classifier = BertForSequenceClassification(config, "abcde").named_parameters()
+    classifier = BertForSequenceClassification(config, [*"abcde"]).named_parameters()
     new = sum(parameter.numel() for name, parameter in classifier if name.startswith(NEW_PARAMETERS))
     assert exercises.new_parameters(12, 5) == new
 
