@@ -194,7 +194,7 @@ def fit_whitening(vectors: Tensor, dimensions: int | None = None) -> Whitening:
     `dimensions` limits the number of directions, and those with the largest variances are kept. The paper
     tries 256 of BERT base's 768.
 
-    Raises `ValueError` if all vectors are equal, if a number isn't finite, here or in the result, or if
+    Raises `ValueError` if all vectors are equal, if a number in them or in the result isn't finite, or if
     `dimensions` is below 1.
     """
     if dimensions is not None and dimensions < 1:
@@ -209,7 +209,7 @@ def fit_whitening(vectors: Tensor, dimensions: int | None = None) -> Whitening:
         torch.cov(x.T).reshape(x.size(1), -1)
     )  # variances in ascending order
     variances, directions = variances.flip(0)[:dimensions], directions.flip(1)[:, :dimensions]
-    # In 16 bits, rounding alone gives each direction some variance.
+    # The rounding of 16-bit numbers gives even an empty direction some variance.
     least = max(1e-9, torch.finfo(vectors.dtype).eps ** 2 / 10)
     K = int((variances > least * variances[0]).sum())
     matrix = (directions[:, :K] / variances[:K].sqrt()).to(vectors)  # (D, K)

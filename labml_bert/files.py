@@ -355,7 +355,7 @@ def read_tensors(path: Path) -> "tuple[dict[str, Tensor], dict[str, str]]":
             raise MemoryError from None
         raise ValueError(f"{path} is damaged or not a safetensors file ({error})") from None
     expected = metadata.pop("sha256", None)
-    # A checkpoint with this word has a sha256 of its own, unless the name of that entry is damaged.
+    # A checkpoint that has its tokenizer's sha256 also has its own, unless the name of that entry is damaged.
     is_checkpoint = "tokenizer_sha256" in metadata.get("about", "")
     if (expected is not None or is_checkpoint) and expected != fingerprint(tensors, metadata):
         raise ValueError(f"{path} is damaged (it does not have the sha256 that it was saved with)")

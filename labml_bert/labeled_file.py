@@ -214,9 +214,9 @@ def read_csv(content: str) -> Iterator[tuple[int, dict[str, Any]]]:
     Yields the rows of a CSV file below its header. Each row comes with the number of its first line. Blank
     lines are skipped. The columns are separated by commas, semicolons or tabs, as in the header.
 
-    Raises `ValueError` if the first line looks like JSON, if a row has another number of fields than the
-    header, a quote that isn't closed or a field that's too long, if a quoted text seems to contain whole rows
-    of a file with tabs, or if `check_header` refuses the header.
+    Raises `ValueError` if the first line looks like JSON, or if `check_header` refuses the header. Also
+    raises it if a row has another number of fields than the header, an open quote or a field that's too long.
+    In a file with tabs, a quoted text that seems to contain whole rows is refused too.
     """
     first_line = content.lstrip("\n").partition("\n")[0]
     if first_line.startswith(("{", "[{")):

@@ -113,7 +113,7 @@ def read_config(folder: Path) -> ModernBertConfig:
     except (TypeError, KeyError, AttributeError):
         reason = "a setting of its layers has the wrong type"
         raise ValueError(f"{path} does not describe a ModernBERT: {reason}") from None
-    # Half of `local_attention`. In `transformers`, this name replaces it.
+    # If this setting is there, `transformers` uses twice its value as `local_attention`.
     half = content.get("sliding_window")
     if half is not None and half != config.local_attention // 2:
         raise ValueError(

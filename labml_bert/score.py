@@ -67,7 +67,7 @@ def token_log_probs(
     to the right of the token within its word. Then the model predicts `un` from the other words alone, and
     `##usual` from the other words and `un`, as if it wrote the word from left to right. A word that is a
     single token keeps its score. If tokens are characters, or if the tokenizer doesn't split a text into
-    words, the option changes nothing, because it's unknown which tokens belong to a word.
+    words, the option changes nothing, because we don't know which tokens belong to a word.
 
     Raises `ValueError` if the text has no token to score. Also raises the errors of `encode_text`.
 

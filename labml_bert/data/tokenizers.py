@@ -224,7 +224,7 @@ def encode_corpus(tokenizer: Tokenizer, documents: list[str]) -> Tensor:
 
 
 def count_unknown(tokenizer: Tokenizer, token_ids: list[int]) -> int:
-    """The number of `[UNK]`. In an encoding, the token of such an id can be the original text."""
+    """Counts the ids of `[UNK]`. Their tokens in an `Encoding` may be the original text instead."""
     return sum(i == tokenizer.token_to_id("[UNK]") for i in token_ids)
 
 

@@ -70,7 +70,7 @@ is_done = threading.Event()
 
 
 def rank() -> int:
-    """Returns the rank of this process in its process group, or that from `torchrun`, or 0 without either."""
+    """Returns the rank in the process group. Without a group, returns the rank from `torchrun`, or 0."""
     if dist.is_initialized():
         return dist.get_rank()
     return int(os.environ["RANK"]) if dist.is_torchelastic_launched() else 0

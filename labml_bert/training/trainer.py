@@ -82,7 +82,7 @@ class Report(NamedTuple):
     seconds: float
     """The seconds since the first step's end, including evaluations and the time before a resume."""
     metrics: dict[str, float]
-    """The mean of each metric, such as `loss`, over the steps since the last report. A missing one is a 0."""
+    """The mean of each metric, such as `loss`, since the last report. A step without it counts as 0."""
     evaluation: dict[str, float] | None
     """The result of the evaluation after this step, or `None` if there was none."""
     length: int
