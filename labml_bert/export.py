@@ -408,7 +408,7 @@ def main(argv: list[str] | None = None) -> None:
             if options.to == "web":
                 checkpoint, curve = read_history(path)
         if not isinstance(model, BertForMaskedLM):
-            raise ValueError(f"{options.run} is modern, and only a BERT can be exported; use another run")
+            raise ValueError(f"{options.run} has a modern model; use a run of a BERT")
         if options.encoder and options.to == "web":
             raise ValueError("--encoder needs --to onnx; a web page needs the head")
         if options.to == "web":
