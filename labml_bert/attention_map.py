@@ -25,7 +25,7 @@ def attention_map(model: BertForMaskedLM, tokenizer: Tokenizer, text: str) -> di
 
     Returns a dictionary with the `text`, its `tokens`, the positions of its `masks`, the five most probable
     tokens for each mask with their probabilities (`guesses`), and the weights (`attentions`). The weights are
-    indexed by layer, head, attending position and attended position.
+    indexed by layer, head, attending position and attended position. The model has to be in eval mode.
 
     Raises `ValueError` if there is no mask, or if the text has more tokens than the model has positions.
     """

@@ -83,14 +83,20 @@ def measure_baselines(train: Sequence[Example], test: Sequence[Example], K: int)
 
     Returns the scores of two baselines by name. The first always predicts the label that is most frequent in
     `train`. The second is a [bag of words](baselines/tfidf.md), and its score is `None` if scikit-learn isn't
-    installed or if the training texts have no words.
+    installed, if there are fewer than five training texts, or if they have no words.
+
+    Raises `ValueError` if there are no training texts, or no test texts.
     """
+    if not train:
+        raise ValueError("there are no training texts; pass a list with at least one")
     numbers = torch.tensor([example.label for example in test], dtype=torch.long)  # (N)
     most_frequent = Counter(int(example.label) for example in train).most_common(1)[0][0]
     constant = F.one_hot(torch.full_like(numbers, most_frequent), K).float()  # (N, K)
     scores: dict[str, Score | None] = {MOST_FREQUENT: score(constant, numbers)}
     if find_spec("sklearn") is None:
         return {**scores, "TF-IDF (pip install scikit-learn)": None}
+    if len(train) < 5:
+        return {**scores, "bag of words (needs five texts)": None}
     try:
         return {**scores, "bag of words (TF-IDF)": score(tune(train, K).predict(test), numbers)}
     except ValueError:

@@ -100,7 +100,7 @@ def pool_texts(
         if any(row[0] != tokenizer.token_to_id("[CLS]") for row in rows):
             raise ValueError("the model was trained without [CLS]; use the mean instead")
         return hidden[:, 0]  # (B, D)
-    weights = is_word / is_word.sum(1, keepdim=True)  # (B, T)
+    weights = is_word.float() / is_word.sum(1, keepdim=True)  # (B, T)
     return (weights[:, :, None] * hidden).sum(1)  # (B, D)
 
 

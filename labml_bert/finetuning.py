@@ -130,12 +130,13 @@ def shuffle_batches(rows: Sequence[Row], batch_size: int, generator: torch.Gener
         yield batches[i]
 
 
-def collate_rows(rows: Sequence[Row], device: torch.device) -> dict[str, Tensor]:
+def collate_rows(rows: Sequence[Row], device: torch.device, pad_token_id: int = 0) -> dict[str, Tensor]:
     """
     Returns the model's arguments for `rows`, padded to the longest row, on `device`. Token labels are padded
     with -100, so padding doesn't count in the loss.
     """
-    batch = collate([SentencePair(row.input_ids, row.token_type_ids, 0) for row in rows])
+    pairs = [SentencePair(row.input_ids, row.token_type_ids, 0) for row in rows]
+    batch = collate(pairs, pad_token_id)
     del batch["next_sentence_label"]
     T = batch["input_ids"].size(1)
     for name in rows[0].targets:
@@ -262,7 +263,7 @@ def fine_tune(
     model.train()
     try:
         for step in trainer.steps():
-            batch = collate_rows([rows[i] for i in next(batches)], device)
+            batch = collate_rows([rows[i] for i in next(batches)], device, model.config.pad_token_id)
             for part in step.micro_batches(batch):
                 with step.autocast():
                     output = trainer.parallel(**part)
@@ -339,7 +340,9 @@ def predict(model: BertForSequenceClassification, rows: Sequence[Row], batch_siz
     order = sorted(range(len(rows)), key=lambda i: len(rows[i].input_ids))
     for start in range(0, len(order), batch_size):
         indices = order[start : start + batch_size]
-        batch = collate_rows([rows[i] for i in indices], device)
+        # The targets of the rows aren't needed, so they may be missing or unknown.
+        inputs = [rows[i]._replace(targets={}) for i in indices]
+        batch = collate_rows(inputs, device, model.config.pad_token_id)
         logits[indices] = model(**batch).logits.cpu()
     model.train(was_training)
     return logits  # (N, K)

@@ -127,7 +127,7 @@ class TokenMasker:
             draw = draw.take_along_dim(word_ids.clamp(min=0), dim=1)  # (B, T)
         if self.max_predictions_per_seq is None:
             return is_candidate & (draw < self.mlm_probability)  # (B, T)
-        count = is_candidate.sum(1) * self.mlm_probability  # (B)
+        count = is_candidate.sum(1).float() * self.mlm_probability  # (B)
         count = count.round().clamp(1, self.max_predictions_per_seq)  # (B)
         if word_ids is not None:
             return self.choose_words(is_candidate, word_ids, draw, count)
@@ -227,7 +227,7 @@ def masked_accuracy(logits: Tensor, labels: Tensor, num_items_in_batch: Tensor |
     """Returns the fraction of labeled positions at which the true token has the highest logit."""
     is_right = (logits.argmax(-1) == labels) & (labels != IGNORE)
     count = (labels != IGNORE).sum() if num_items_in_batch is None else num_items_in_batch
-    return is_right.sum() / count.clamp(min=1)
+    return is_right.sum().float() / count.clamp(min=1)
 
 
 class MaskedLMOutput(NamedTuple):

@@ -52,8 +52,10 @@ def frequent_split_words(tokenizer: Tokenizer, texts: Iterable[str], count: int)
     The tokenizer decides what a word is: a BERT tokenizer reads `os.path` as `os`, `.` and `path`. Words with
     control characters are left out.
 
-    Raises `ValueError` if the tokenizer isn't WordPiece, or if it splits no word.
+    Raises `ValueError` if the tokenizer isn't WordPiece or splits no word, or if `texts` is a single text.
     """
+    if isinstance(texts, str):
+        raise ValueError("texts is a single text; pass a list of texts")
     check_wordpiece(tokenizer)
     counts: Counter[str] = Counter()
     for text in texts:

@@ -133,7 +133,7 @@ def differences(runs: Sequence[RunFolder]) -> list[dict[str, Any]]:
 
     return [
         {
-            name: str(value)[:8] if name in HASHES else value
+            name.rstrip("_"): str(value)[:8] if name in HASHES else value
             for name, value in run.configuration.items()
             if name not in NOT_COMPARED and any(differs(name, run, other) for other in runs)
         }

@@ -122,6 +122,9 @@ def test_the_baselines_are_scored_on_the_test_rows() -> None:
     assert words.accuracy == 1
     emoji = [Example("😀" * (i + 1), i % 2) for i in range(30)]
     assert measure_baselines(emoji, emoji, 2)["bag of words (no words found)"] is None
+    assert measure_baselines(examples[:4], examples, 2)["bag of words (needs five texts)"] is None
+    with pytest.raises(ValueError, match="there are no training texts"):
+        measure_baselines([], examples, 2)
 
 
 def test_a_model_that_predicts_nan_is_never_chosen() -> None:

@@ -47,6 +47,18 @@ def vectors_of_tokens(model: Model, text: str, tokenizer: Tokenizer) -> tuple[li
     return encoding.tokens, hidden[0]
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_the_default_type_changes_no_vector(dtype: torch.dtype) -> None:
+    tokenizer = subword_tokenizer()
+    model = model_of("bert", tokenizer)
+    expected = embed(model, tokenizer, TEXTS)
+    torch.set_default_dtype(dtype)
+    try:
+        assert torch.equal(embed(model, tokenizer, TEXTS), expected)
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("seed", range(3))
 def test_mean_pooling_equals_a_plain_loop(kind: str, seed: int) -> None:

@@ -3,6 +3,7 @@
 import json
 import random
 import signal
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from labml_bert import finetuning
 from labml_bert.bert import BertConfig
 from labml_bert.data.tokenizers import character_tokenizer, word_tokenizer
 from labml_bert.finetuning import (
@@ -118,6 +120,9 @@ def test_padding_does_not_change_the_logits() -> None:
         assert (alone - logits).abs().max() < TOLERANCE
     # The order of the rows and the batch size don't matter either.
     assert (predict(model, rows[::-1], 2).flip(0) - together).abs().max() < TOLERANCE
+    # A prediction doesn't need to know the true labels.
+    unlabeled = [row._replace(targets={"labels": None} if i % 2 else {}) for i, row in enumerate(rows)]
+    assert predict(model, unlabeled).equal(together)
     with pytest.raises(ValueError, match="batch_size is -1; it must be at least 1"):
         predict(model, rows, -1)
 
@@ -268,10 +273,27 @@ def test_batches_of_labeled_tokens_and_spans() -> None:
     spans = [
         Row(row.input_ids, row.token_type_ids, {"start_positions": 0, "end_positions": 1}) for row in tokens
     ]
+    assert collate_rows(tokens, CPU, pad_token_id=9)["input_ids"].tolist() == [[2, 5, 3], [2, 3, 9]]
     batch = collate_rows(spans, CPU)
     assert batch["start_positions"].tolist() == [0, 0]
     assert batch["end_positions"].tolist() == [1, 1]
     assert "labels" not in batch
+
+
+def test_rows_are_padded_with_the_padding_of_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The logits of padding count in the loss of a span, so the padding must be what the model knows."""
+    paddings = []
+
+    def collate(rows: Sequence[Row], device: torch.device, pad_token_id: int = 0) -> dict[str, Tensor]:
+        paddings.append(pad_token_id)
+        return collate_rows(rows, device, pad_token_id)
+
+    monkeypatch.setattr(finetuning, "collate_rows", collate)
+    model = small_model(8, ["no", "yes"], pad_token_id=7)
+    rows = [Row([2, 5, 3], [0, 0, 0], {"labels": i % 2}) for i in range(3)]
+    fine_tune(model, rows, 1e-3, 1)
+    predict(model, rows)
+    assert paddings == [7, 7]
 
 
 def tokens_and_spans(count: int) -> tuple[list[Row], list[Row]]:

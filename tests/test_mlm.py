@@ -100,13 +100,17 @@ def test_probabilities_of_zero_and_one_hold_for_extreme_random_numbers(value: fl
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_the_default_dtype_changes_no_choice(dtype: torch.dtype) -> None:
-    """Random numbers of 8 bits would choose 15.24% instead of 15%."""
-    ids = torch.randint(5, V, (50, 40))
-    expected = new_masker()(ids)
+@pytest.mark.parametrize("most", [None, 2000])
+def test_the_default_dtype_changes_no_choice(dtype: torch.dtype, most: int | None) -> None:
+    """Random numbers of 8 bits would choose 15.24% instead of 15%, and 1,352 instead of 1,350 tokens."""
+    ids = torch.randint(5, V, (2, 9000))
+    expected = new_masker(max_predictions_per_seq=most)(ids)
+    logits, labels = torch.eye(3)[[0, 1, 2, 0]], torch.tensor([0, 1, 1, IGNORE])
+    accuracy = masked_accuracy(logits, labels)
     torch.set_default_dtype(dtype)
     try:
-        masked = new_masker()(ids)
+        masked = new_masker(max_predictions_per_seq=most)(ids)
+        assert masked_accuracy(logits, labels) == accuracy
     finally:
         torch.set_default_dtype(torch.float32)
     assert all(torch.equal(a, b) for a, b in zip(masked, expected, strict=True))

@@ -229,6 +229,8 @@ def test_other_tokenizers_are_refused() -> None:
     tokenizer = Tokenizer(models.WordPiece({"[UNK]": 0, "a": 1}))
     with pytest.raises(ValueError, match="has no pre-tokenizer"):
         frequent_split_words(tokenizer, TEXT, 3)
+    with pytest.raises(ValueError, match="texts is a single text; pass a list of texts"):
+        frequent_split_words(small_tokenizer(), TEXT[0], 3)
 
 
 def test_a_list_of_words(tmp_path: Path) -> None:

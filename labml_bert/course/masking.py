@@ -84,8 +84,8 @@ STEPS = (
         mistakes=(
             Mistake(
                 "fraction of all positions",
-                "is_right.sum() / count.clamp(min=1)",
-                "is_right.sum() / labels.numel()",
+                "is_right.sum().float() / count.clamp(min=1)",
+                "is_right.sum().float() / labels.numel()",
                 "You divide by the number of all positions, but only labeled positions count.",
             ),
             Mistake(
@@ -239,14 +239,14 @@ STEPS = (
             ),
             Mistake(
                 "15% of all tokens",
-                "is_candidate.sum(1) * self.mlm_probability",
+                "is_candidate.sum(1).float() * self.mlm_probability",
                 "torch.ones_like(is_candidate).sum(1) * self.mlm_probability",
                 "You choose 15% of all tokens in a row. It must be 15% of its candidates.",
             ),
             Mistake(
                 "always 15%",
-                "is_candidate.sum(1) * self.mlm_probability",
-                "is_candidate.sum(1) * 0.15",
+                "is_candidate.sum(1).float() * self.mlm_probability",
+                "is_candidate.sum(1).float() * 0.15",
                 "You always choose 15%. The probability is `self.mlm_probability`.",
             ),
             Mistake(

@@ -25,11 +25,12 @@ import sysconfig
 import time
 import urllib.request
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from http.client import HTTPException
 from pathlib import Path
+from types import MappingProxyType
 
 from labml_bert.checksums import read_checked
 from labml_bert.files import encoding_error, is_leftover, make_folder, unreadable, whole_file, without_nul
@@ -182,7 +183,7 @@ def read_utf8(path: Path) -> str:
         raise unreadable(path, error.strerror) from None
 
 
-def split_documents(name: str, documents: dict[str, str]) -> Corpus:
+def split_documents(name: str, documents: Mapping[str, str]) -> Corpus:
     """
     ## What is held out
 
@@ -237,7 +238,7 @@ def python_documents() -> Iterator[tuple[str, str]]:
 
 
 @cache
-def module_docstrings() -> list[tuple[str, list[str]]]:
+def module_docstrings() -> tuple[tuple[str, tuple[str, ...]], ...]:
     """
     Returns the standard library's modules with their docstrings. Reading them takes seconds, so the result is
     cached.
@@ -248,10 +249,10 @@ def module_docstrings() -> list[tuple[str, list[str]]]:
         parts = file.relative_to(root).parts
         # Skip third-party packages, the IDLE editor, the tests, and `encodings`, which is mostly tables.
         if not {"site-packages", "dist-packages", "test", "tests", "idlelib", "encodings"} & {*parts}:
-            modules.append(("/".join(parts), [*source_docstrings(file)]))
+            modules.append(("/".join(parts), (*source_docstrings(file),)))
     for name in sorted(sys.stdlib_module_names):
-        modules.append((f"compiled {name}", [*compiled_docstrings(name)]))
-    return modules
+        modules.append((f"compiled {name}", (*compiled_docstrings(name),)))
+    return tuple(modules)
 
 
 def source_docstrings(file: Path) -> Iterator[str]:
@@ -314,7 +315,7 @@ def compiled_members(owner: object) -> dict[str, object]:
 
 
 @cache
-def python_sources() -> dict[str, str]:
+def python_sources() -> Mapping[str, str]:
     """
     ## Code without its documentation
 
@@ -332,7 +333,7 @@ def python_sources() -> dict[str, str]:
                 # The body must not be empty, even if the docstring was all of it.
                 node.body = node.body[1:] or [ast.Pass()]
         sources[file.name] = ast.unparse(tree)
-    return sources
+    return MappingProxyType(sources)
 
 
 def cache_folder() -> Path:

@@ -68,8 +68,9 @@ class MaskedText:
             )
         if len(self.train_ids) < longest and unknown_fraction(tokenizer, self.train_ids) > 0.5:
             raise ValueError(
-                f"most of the text's {len(self.train_ids)} tokens are [UNK]: unknown, or words of over 100 "
-                "letters; put spaces between the words, or use characters as tokens, as mlm_tiny.py does"
+                f"most of the text's {len(self.train_ids)} tokens are [UNK], which are rare words or words "
+                "of over 100 letters; put spaces between the words, use more text, or use characters as "
+                "tokens, as mlm_tiny.py does"
             )
         check_lengths(len(self.train_ids), len(valid_ids), longest, batch_tokens, max_position_embeddings)
         if isinstance(corpus, Corpus) and not any(map(str.strip, corpus.valid)):

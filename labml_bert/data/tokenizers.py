@@ -387,7 +387,7 @@ def check_same_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
         before = parse_json(read_checked(folder / "tokenizer.json"))
     except (OSError, ValueError):
         return
-    if before != parse_json(tokenizer.to_str()):
+    if before != parse_json(plain_tokenizer(tokenizer).to_str()):
         raise ValueError(
             f"the tokenizer has changed since {folder} was started; use the text, the model and the new "
             "tokens as they were, or start a new run"
@@ -404,7 +404,7 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path, **settings: object) -> No
     `tokenizer_config.json`. The arguments in `settings` are added to this file.
     """
     make_folder(folder)
-    write_checked(folder / "tokenizer.json", tokenizer.to_str(pretty=True))
+    write_checked(folder / "tokenizer.json", plain_tokenizer(tokenizer).to_str(pretty=True))
     names = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
     config: dict[str, object] = dict(zip(names, SPECIAL_TOKENS, strict=True))
     config |= {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}

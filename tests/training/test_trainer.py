@@ -724,6 +724,21 @@ def test_gradients_from_before_the_training_do_not_count() -> None:
     assert results[0].any() and torch.equal(*results)
 
 
+def test_parameters_that_are_not_trained_do_not_count_for_the_norm() -> None:
+    """A parameter that is unfrozen later isn't trained, as in PyTorch. Its gradient must change nothing."""
+    results = []
+    for is_unfrozen in (False, True):
+        trainer, next_batch = new_trainer(None, steps=3)
+        model = trainer.model
+        model.bert.encoder.requires_grad_(False)
+        trainer = Trainer(model, trainer.arguments, trainer.generator, trainer.device)
+        model.bert.encoder.requires_grad_(is_unfrozen)
+        for step in trainer.steps():
+            train_on(step, next_batch())
+        results.append(trainer.model.cls.predictions.bias.detach().clone())
+    assert results[0].any() and torch.equal(*results)
+
+
 def test_a_stopped_trainer_can_go_on(tmp_path: Path) -> None:
     """In a notebook, a cell can be run again after Ctrl-C."""
     trainer, next_batch = new_trainer(tmp_path)
