@@ -126,7 +126,7 @@ class Trainer:
         self.run_path, self.configuration = run_path, as_saved(configuration or {})
         # The list contains AdamW and, if the arguments choose it, Muon.
         self.optimizers = make_optimizers(model, arguments)
-        self.trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         # The first failed step sets this flag to 1 for good. On a CPU or CUDA GPU, the fused AdamW reads the
         # flag on the device and skips its update if the flag is 1. So the loop needn't wait for the GPU.
         self.has_failed = torch.zeros((), dtype=torch.float32, device=device)
@@ -405,7 +405,7 @@ class Step:
         for optimizer in trainer.optimizers:
             scaler.unscale_(optimizer)
         # Clip with one norm over all parameters. A norm per optimizer could change the gradient's direction.
-        norm = nn.utils.clip_grad_norm_(trainer.trained, trainer.arguments.max_grad_norm)
+        norm = nn.utils.clip_grad_norm_(trainer.parameters, trainer.arguments.max_grad_norm)
         # `NaN < x` is always false, so a NaN loss makes `is_good` false. A finite loss can have infinite
         # gradients, and clipping by their infinite norm turns them into NaN. So check the norm too.
         # In float16, a scaled gradient may exceed 65,504, the largest float16 number. Then the scaler halves
