@@ -31,7 +31,7 @@ def attention_map(model: BertForMaskedLM, tokenizer: Tokenizer, text: str) -> di
     """
     predictions = fill_mask(model, tokenizer, text)
     encoding = encode_text(model, tokenizer, text)
-    input_ids = torch.tensor([encoding.ids])  # (1, T)
+    input_ids = torch.tensor([encoding.ids], device=next(model.parameters()).device)  # (1, T)
     attentions = model.bert(input_ids, output_attentions=True).attentions
     weights = torch.stack(attentions)[:, 0]  # (L, H, T, T)
     mask_id = tokenizer.token_to_id("[MASK]")

@@ -43,7 +43,7 @@ from labml_bert.modern import ModernBertAttention, ModernBertForMaskedLM
 from labml_bert.run.terminal import exit_on_bad_input, print_caveats, read_standard_input
 from labml_bert.score import read_texts
 from labml_bert.stdout import OneLineParser, console, display_path, printable
-from labml_bert.training.device import autocast, choose_precision
+from labml_bert.training.device import Precision, autocast, choose_precision
 from labml_bert.training.trainer import NonFiniteLossError
 
 Model = BertForMaskedLM | ModernBertForMaskedLM
@@ -136,8 +136,12 @@ def embed(
 
 
 def cosines(a: Tensor, b: Tensor) -> Tensor:
-    """Returns the cosines, `(Q, C)`, of each row of `a`, `(Q, D)`, with each row of `b`, `(C, D)`."""
-    return F.normalize(a, dim=-1) @ F.normalize(b, dim=-1).T
+    """
+    Returns the cosines, `(Q, C)`, of each row of `a`, `(Q, D)`, with each row of `b`, `(C, D)`. A zero vector
+    counts as orthogonal to every other. The result of 16-bit vectors is float32.
+    """
+    a, b = (F.normalize(x.to(torch.promote_types(x.dtype, torch.float32)), dim=-1) for x in (a, b))
+    return a @ b.T
 
 
 def mean_cosine(vectors: Tensor) -> float:
@@ -280,12 +284,15 @@ def train_simcse(
         elif isinstance(module, ModernBertAttention):
             module.attention_dropout = dropout
     device = next(model.parameters()).device
+    # In float16, small gradients would underflow to zero.
+    precision: Precision = "float32" if choose_precision(device) == "float16" else "auto"
+    model.zero_grad()
     optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate)
     decay = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / steps)
     losses = []
     for _ in range(steps):
         batch = [pairs[i] for i in torch.randperm(len(pairs))[:batch_size].tolist()]
-        with autocast(device, choose_precision(device)):
+        with autocast(device, choose_precision(device, precision)):
             a, b = (pool_texts(model, tokenizer, [*t], "mean", max_length) for t in zip(*batch, strict=True))
         loss = simcse_loss(a, b)
         loss.backward()

@@ -146,7 +146,7 @@ def fill_mask(
     if top_k < 1:
         raise ValueError(f"top_k is {top_k}; it must be at least 1")
     encoding = encode_text(model, tokenizer, text)
-    input_ids = torch.tensor([encoding.ids])  # (1, T)
+    input_ids = torch.tensor([encoding.ids], device=next(model.parameters()).device)  # (1, T)
     masks = find_masks(tokenizer, encoding, text)
     if not masks:
         raise ValueError("no [MASK] in the text; write [MASK] for each token to predict")

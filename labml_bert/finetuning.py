@@ -17,7 +17,7 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from labml_bert.data.tokenizers import cls_sep_ids, encode_texts, plain_tokenizer
+from labml_bert.data.tokenizers import cls_sep_ids, encode_texts
 from labml_bert.heads import (
     BertClassifier,
     BertForQuestionAnswering,
@@ -96,7 +96,9 @@ def encode_as_saved(
     is_bert = settings.get("tokenizer_class") in (None, "BertTokenizer", "BertTokenizerFast")
     inputs = settings.get("model_input_names")
     has_types = "token_type_ids" in inputs if isinstance(inputs, list) else is_bert
-    tokenizer = plain_tokenizer(tokenizer)
+    # Truncation is a setting of the tokenizer, so change it only in a copy.
+    tokenizer = Tokenizer.from_str(tokenizer.to_str())
+    tokenizer.no_padding()
     tokenizer.encode_special_tokens = settings.get("split_special_tokens") is True
     side = "left" if settings.get("truncation_side") == "left" else "right"
     tokenizer.enable_truncation(max_length, direction=side)
@@ -333,9 +335,9 @@ def predict(model: BertForSequenceClassification, rows: Sequence[Row], batch_siz
     """
     if batch_size < 1:
         raise ValueError(f"batch_size is {batch_size}; it must be at least 1")
-    was_training = model.training
+    was_training = {module: module.training for module in model.modules()}
     model.eval()
-    device = model.classifier.weight.device
+    device = next(model.parameters()).device
     logits = torch.zeros(len(rows), len(model.labels), dtype=torch.float32)  # (N, K)
     order = sorted(range(len(rows)), key=lambda i: len(rows[i].input_ids))
     for start in range(0, len(order), batch_size):
@@ -344,5 +346,6 @@ def predict(model: BertForSequenceClassification, rows: Sequence[Row], batch_siz
         inputs = [rows[i]._replace(targets={}) for i in indices]
         batch = collate_rows(inputs, device, model.config.pad_token_id)
         logits[indices] = model(**batch).logits.cpu()
-    model.train(was_training)
+    for module, mode in was_training.items():
+        module.training = mode
     return logits  # (N, K)

@@ -74,7 +74,7 @@ class BertForFineTuning(BertPreTrainedModel):
     @property
     def extra_config(self) -> dict[str, Any]:
         """The dropout probability, if it isn't the encoder's."""
-        p = getattr(self, "dropout", nn.Dropout(self.config.hidden_dropout_prob)).p
+        p = getattr(getattr(self, "dropout", None), "p", self.config.hidden_dropout_prob)
         return {} if p == self.config.hidden_dropout_prob else {"classifier_dropout": p}
 
 

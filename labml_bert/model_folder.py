@@ -91,16 +91,28 @@ def check_tensors(config: BertConfig | ModernBertConfig, tensors: dict[str, Tens
 
 
 def check_names(model: nn.Module) -> None:
-    """Raises `ValueError` if another library has wrapped a layer, or if `model` contains one twice."""
+    """
+    Raises `ValueError` if another library has wrapped a layer, if `model` contains a layer twice, or if it
+    has something to save that isn't a weight or a bias.
+    """
     first_names: dict[int, str] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         *modules, last = name.split(".")
         if last not in ("weight", "bias") or any(module.startswith("_") for module in modules):
-            raise ValueError(f"{name} is in a wrapped layer; unwrap the layer before you save the model")
+            raise ValueError(
+                f"{name} is in a wrapped layer, or isn't the weight or the bias of a layer; unwrap the "
+                "layer, or use torch.save instead"
+            )
         first = first_names.setdefault(id(parameter), name)
         # The file contains a tied decoder only once, as the embedding.
         if name not in (first, "decoder.weight"):
             raise ValueError(f"{name} and {first} are the same; copy the layer before you save the model")
+    for module in model.modules():
+        if buffers := module._buffers.keys() - module._non_persistent_buffers_set:
+            raise ValueError(
+                f"{type(module).__name__} has a buffer, {min(buffers)}, and only parameters are saved; use "
+                "torch.save instead"
+            )
 
 
 def load_weights(

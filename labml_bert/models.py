@@ -108,7 +108,8 @@ class BertPreTrainedModel(nn.Module):
         Writes `config.json` and `model.safetensors` to `folder`, which is created if it's missing.
 
         Raises `ValueError` if a layer has LoRA or another parametrization, if a layer is wrapped, for example
-        by `torch.compile`, or if the model contains a layer twice. No model could load such a file.
+        by `torch.compile`, if the model contains a layer twice, or if a subclass adds a buffer or a parameter
+        with another name than `weight` or `bias`. `from_pretrained` could not load such a file.
         """
         if any(parametrize.is_parametrized(module) for module in self.modules()):
             remedy = "call merge_lora, or remove_parametrizations, before you save the model"
@@ -313,8 +314,10 @@ def parameter_table(model: nn.Module) -> list[tuple[str, int]]:
         # The list of blocks is called `layer` in BERT and `layers` in ModernBERT.
         if layer := next((part for part in ("layer", "layers") if part in path), ""):
             index = path.index(layer)
-            count = len({n.split(".")[index + 1] for n, _ in model.named_parameters() if f".{layer}." in n})
-            part = ".".join(path[: index + 1]) + f" × {count}"
+            start = path[: index + 1]
+            paths = (n.split(".") for n, _ in model.named_parameters())
+            count = len({p[index + 1] for p in paths if p[: index + 1] == start})
+            part = ".".join(start) + f" × {count}"
         else:
             part = ".".join(path[:-1])
             part = f"{part}.bias" if name.endswith("predictions.bias") else part

@@ -83,9 +83,9 @@ def token_log_probs(
     assert mask_id is not None  # `load_tokenizer` checks that there is a mask token.
     input_ids = torch.tensor(encoding.ids)  # (S)
     words = torch.tensor([-1 if word is None else word for word in encoding.word_ids])  # (S)
-    if len(text.split()) > 1 and len(words[positions].unique()) == 1:
-        words = torch.arange(len(input_ids))  # The tokenizer reads the whole text as one word.
-    log_probs = []
+    if len({*tokenizer.encode("a b", add_special_tokens=False).word_ids}) == 1:
+        words = torch.arange(len(input_ids))  # The tokenizer reads any text as one word.
+    log_probs, device = [], next(model.parameters()).device
     for batch in positions.split(batch_size):
         position = batch[:, None]  # (B, 1)
         offset = torch.arange(len(input_ids)) - position  # (B, S)
@@ -94,8 +94,9 @@ def token_log_probs(
         labels = torch.where(is_masked, input_ids, IGNORE)  # (B, S)
         if mask_rest_of_word:
             is_masked = is_masked | ((offset > 0) & (words == words[position]))  # (B, S)
-        logits = model(input_ids.masked_fill(is_masked, mask_id), labels).logits  # (B, V)
-        log_p = logits.float().log_softmax(-1)  # (B, V)
+        masked_ids = input_ids.masked_fill(is_masked, mask_id)  # (B, S)
+        logits = model(masked_ids.to(device), labels.to(device)).logits  # (B, V)
+        log_p = logits.float().log_softmax(-1).cpu()  # (B, V)
         log_probs.append(log_p.gather(1, input_ids[position]))
     return torch.cat(log_probs)[:, 0]  # (T)
 

@@ -12,6 +12,7 @@ import os
 import re
 import select
 import sys
+import threading
 from argparse import ArgumentParser, ArgumentTypeError
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -23,6 +24,8 @@ from rich.segment import Segment
 
 # The longest error message, in characters. A damaged file can have a name or a value of any length.
 LONGEST_ERROR = 1000
+# Only one thread at a time may hide stderr. If two did, the second would restore the wrong one.
+STDERR_LOCK = threading.Lock()
 # `print_error` looks up the `errno` of an `OSError` in this table, and adds the remedy to the error message.
 REMEDIES = {
     errno.EACCES: "change the permissions, or choose another name",
@@ -227,6 +230,20 @@ def print_note(line: str) -> None:
         printed_notes.add(line)
         with contextlib.suppress(OSError):
             print(without_controls(explain(line)), file=sys.stderr)
+
+
+@contextlib.contextmanager
+def hide_stderr() -> Iterator[None]:
+    """In the block, nothing is printed to stderr, not even by libraries that aren't written in Python."""
+    with STDERR_LOCK:
+        saved, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, 2)
+        try:
+            yield
+        finally:
+            os.dup2(saved, 2)
+            os.close(saved)
+            os.close(nowhere)
 
 
 def printable(token: str | None) -> str:

@@ -283,6 +283,7 @@ def test_a_saved_classifier_gets_what_its_own_tokenizer_gives(
             expected = theirs(text, second, truncation=True, max_length=11)
             assert row.input_ids == expected["input_ids"]
             assert row.token_type_ids == expected.get("token_type_ids", [0] * len(row.input_ids))
+    assert loaded.truncation is None
     for empty in ((["the", ""], "a"), (["the"], "")):
         with pytest.raises(ValueError, match="the text '' has no tokens"):
             encode_as_saved(loaded, *empty, 11, {})

@@ -47,6 +47,12 @@ def vectors_of_tokens(model: Model, text: str, tokenizer: Tokenizer) -> tuple[li
     return encoding.tokens, hidden[0]
 
 
+def test_a_zero_vector_is_orthogonal_in_float16_too() -> None:
+    vectors = torch.tensor([[0.0, 0.0], [3.0, 4.0]])
+    assert cosines(vectors.half(), vectors.half()).tolist() == [[0, 0], [0, pytest.approx(1)]]
+    assert torch.equal(cosines(vectors.half(), vectors.half()), cosines(vectors, vectors))
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_the_default_type_changes_no_vector(dtype: torch.dtype) -> None:
     tokenizer = subword_tokenizer()
@@ -238,6 +244,16 @@ def test_a_learning_rate_at_which_the_loss_explodes_is_refused() -> None:
     tokenizer = subword_tokenizer()
     with pytest.raises(NonFiniteLossError, match="the loss exploded at the learning rate inf"):
         train_simcse(model_of("bert", tokenizer), tokenizer, [(TEXT, TEXT)] * 2, math.inf, 9, 2)
+
+
+def test_gradients_from_before_the_contrastive_training_do_not_count() -> None:
+    tokenizer, losses = subword_tokenizer(), []
+    for gradient in (None, math.nan):
+        model = model_of("bert", tokenizer)
+        for parameter in model.parameters():
+            parameter.grad = None if gradient is None else torch.full_like(parameter, gradient)
+        losses.append(train_simcse(model, tokenizer, [(TEXT, TEXT), ("dog", "cat")], 1e-3, 2, 2))
+    assert losses[0] == losses[1]
 
 
 def test_an_infinite_gradient_in_the_last_step_leaves_the_weights_alone() -> None:

@@ -120,6 +120,12 @@ def test_padding_does_not_change_the_logits() -> None:
         assert (alone - logits).abs().max() < TOLERANCE
     # The order of the rows and the batch size don't matter either.
     assert (predict(model, rows[::-1], 2).flip(0) - together).abs().max() < TOLERANCE
+    # A part that was in eval mode stays so, and the classifier can be any module.
+    model.train().bert.eval()
+    model.classifier = torch.nn.Sequential(model.classifier)
+    model.dropout = torch.nn.Identity()
+    assert "classifier_dropout" not in model.extra_config
+    assert predict(model, rows).equal(together) and model.training and not model.bert.training
     # A prediction doesn't need to know the true labels.
     unlabeled = [row._replace(targets={"labels": None} if i % 2 else {}) for i, row in enumerate(rows)]
     assert predict(model, unlabeled).equal(together)

@@ -12,10 +12,11 @@ import torch
 import transformers
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
+from torch import nn
 from torch.nn.utils import prune
 
 from labml_bert import model_folder, modern_folder
-from labml_bert.bert import BertConfig
+from labml_bert.bert import BertConfig, BertModel
 from labml_bert.checksums import SUMS
 from labml_bert.mlm import IGNORE
 from labml_bert.models import BertForMaskedLM, BertForPreTraining, parameter_table
@@ -247,7 +248,26 @@ def compile_encoder(model: BertForMaskedLM) -> None:
 def test_a_model_with_a_wrapped_layer_is_not_saved(wrap, tmp_path: Path) -> None:
     model = BertForMaskedLM(random_config(0))
     wrap(model)
-    with pytest.raises(ValueError, match="is in a wrapped layer; unwrap the layer before you save the model"):
+    with pytest.raises(
+        ValueError,
+        match="is in a wrapped layer, or isn't the weight or the bias of a layer; unwrap the layer",
+    ):
+        model.save_pretrained(tmp_path / "folder")
+    assert not (tmp_path / "folder").exists()
+
+
+def test_what_would_not_be_loaded_is_not_saved(tmp_path: Path) -> None:
+    model = BertForMaskedLM(random_config(0))
+    model.norm = nn.BatchNorm1d(4)
+    with pytest.raises(
+        ValueError, match=r"BatchNorm1d has a buffer, num_batches_tracked, and only parameters are"
+    ):
+        model.save_pretrained(tmp_path / "folder")
+    del model.norm
+    model.temperature = nn.Parameter(torch.ones(1))
+    with pytest.raises(
+        ValueError, match="temperature is in a wrapped layer, or isn't the weight or the bias"
+    ):
         model.save_pretrained(tmp_path / "folder")
     assert not (tmp_path / "folder").exists()
 
@@ -304,6 +324,8 @@ def test_the_parameter_table_adds_up() -> None:
     table = dict(parameter_table(ModernBertForMaskedLM(ModernBertConfig(20, 32, 3, 4, 48, pad_token_id=0))))
     assert [*table][:3] == ["model.embeddings.tok_embeddings", "model.embeddings.norm", "model.layers × 3"]
     assert sum(table.values()) == 2 * table["together"]
+    config = random_config(0)
+    assert f"layer × {config.num_hidden_layers}" in dict(parameter_table(BertModel(config).encoder))
 
 
 def drop_tensor(folder: Path) -> None:

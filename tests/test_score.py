@@ -119,6 +119,10 @@ def test_a_tokenizer_that_does_not_split_words_masks_one_token_at_a_time() -> No
     expected = token_log_probs(model, whole, text)
     assert len(expected) > 2
     assert torch.equal(token_log_probs(model, whole, text, mask_rest_of_word=True), expected)
+    # Chinese, Japanese and Thai texts have no spaces.
+    text = "theunusualdog"
+    expected = token_log_probs(model, whole, text)
+    assert torch.equal(token_log_probs(model, whole, text, mask_rest_of_word=True), expected)
 
 
 def test_the_last_piece_and_whole_words_keep_their_scores() -> None:

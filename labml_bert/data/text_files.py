@@ -107,11 +107,12 @@ class CompressedFile(io.RawIOBase):
         super().close()
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Moves to an offset from the beginning by decompressing all bytes before it, and returns it."""
+        """Moves to an offset from the beginning, and returns it. Decompresses the bytes before it."""
         if whence == io.SEEK_CUR and offset == 0:
             return self.position
-        self.file.seek(0)
-        self.decompressor, self.position = self.create_decompressor(), 0
+        if offset < self.position:
+            self.file.seek(0)
+            self.decompressor, self.position = self.create_decompressor(), 0
         while self.position < offset and self.read(min(offset - self.position, 1 << 20)):
             pass
         return self.position

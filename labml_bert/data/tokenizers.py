@@ -11,12 +11,10 @@ For each choice, a function here makes a `Tokenizer` of Hugging Face
 tokenizers to files that `transformers` can read too.
 """
 
-import contextlib
 import json
-import os
 import re
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import takewhile
 from pathlib import Path
@@ -29,6 +27,7 @@ from torch import Tensor
 from labml_bert.checks import LARGEST_VALUES
 from labml_bert.checksums import parse_json, read_checked, write_checked
 from labml_bert.files import make_folder, unreadable
+from labml_bert.stdout import hide_stderr
 
 # These names are from the original code. `[PAD]` has id 0, the default of `BertConfig.pad_token_id`.
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -313,19 +312,6 @@ def split_lines(text: str, size: int = 10_000) -> list[str]:
     return pieces
 
 
-@contextlib.contextmanager
-def silent_panics() -> Iterator[None]:
-    """Hides stderr. The library's Rust code prints a message before it turns a panic into an exception."""
-    saved, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 2)
-    try:
-        yield
-    finally:
-        os.dup2(saved, 2)
-        os.close(saved)
-        os.close(nowhere)
-
-
 def load_tokenizer(path: Path, vocab_size: int | None = None) -> Tokenizer:
     """
     Reads a `tokenizer.json`. `vocab_size`, if set, is the vocabulary size of the tokenizer's model.
@@ -343,7 +329,8 @@ def load_tokenizer(path: Path, vocab_size: int | None = None) -> Tokenizer:
     except OSError as error:
         raise unreadable(error.filename, error.strerror) from None
     try:
-        with silent_panics():
+        # The Rust code of the library prints a message before it turns a panic into an exception.
+        with hide_stderr():
             tokenizer = Tokenizer.from_buffer(data)
             # `transformers` saves how it last truncated and padded. We never want the tokenizer to do either.
             tokenizer.no_truncation()

@@ -46,6 +46,9 @@ TOKENIZER = "tokenizer.json"
 # This file contains a failed step's batch, and the weights and random states from before the step.
 FAILED_STEP = "failed_step.safetensors"
 
+# A run's configuration has a hash of each of these, such as `corpus_sha256`.
+HASHED = {"corpus": "the text", "old_corpus": "the old text", "start": "the model to continue"}
+
 
 class PendingStep(NamedTuple):
     """The batch of a step whose loss hasn't been checked yet, and the random states from before the step."""
@@ -346,7 +349,12 @@ def note_unreadable(folders: Iterable[Path]) -> None:
 
 
 def other_value_error(run_path: Path, option: str, before: object, now: object) -> ValueError:
-    """The error if a run is resumed with another value of an option."""
+    """The error if a run is resumed with another value of an option, or with another text or model."""
+    name = option.removesuffix("_sha256")
+    if name in HASHED and name != option:
+        return ValueError(
+            f"{HASHED[name]} has changed since {run_path} was started; use it as it was, or start a new run"
+        )
     return ValueError(
         f"{run_path} was started with {option.rstrip('_')} = {before}, not {now}; leave that option out to "
         "resume, or start a new run"
@@ -378,6 +386,8 @@ def replay(run_path: Path, model: nn.Module) -> tuple[float, dict[str, float]]:
     If the run had one process and one micro-batch per step, and didn't compile the model, a replay on the
     same device with the same number of threads gives exactly the same loss. The replay takes the whole batch
     in one pass, so if the run had several processes or micro-batches, the dropout masks are different.
+
+    Buffers that the model itself changes, such as those of BatchNorm, are from a later step.
 
     Raises `ValueError` if no step failed, or if the step's file is damaged or belongs to a different model.
     """

@@ -45,6 +45,7 @@ from labml_bert.stdout import discard_unread_output
 from labml_bert.training.checkpoint import (
     CHECKPOINT,
     FAILED_STEP,
+    HASHED,
     PendingStep,
     as_saved,
     load_checkpoint,
@@ -90,7 +91,7 @@ class Report(NamedTuple):
 
 
 class NonFiniteLossError(ArithmeticError):
-    """The loss or its gradient was NaN or infinite, or the loss was too large. The weights didn't change."""
+    """The loss or its gradient was NaN or infinite, or the loss was too large. No parameter has changed."""
 
 
 class Trainer:
@@ -99,8 +100,9 @@ class Trainer:
 
     The script draws its batches with `generator`, so the generator's state determines the next batches. If
     `precision` is `auto`, the hardware determines the precision. `configuration` describes the model and the
-    run. Each checkpoint contains it, and `resume` rejects checkpoints with a different configuration. Without
-    a `run_path`, the trainer writes no files, which suits a few minutes of fine-tuning."""
+    run. Each checkpoint contains it, and `resume` rejects checkpoints with a different configuration. A new
+    run replaces the checkpoints of an earlier run in `run_path`, so give each run its own folder. Without a
+    `run_path`, the trainer writes no files, which suits a few minutes of fine-tuning."""
 
     def __init__(
         self,
@@ -183,7 +185,7 @@ class Trainer:
         points = sorted({round(point, 9) for point in (*evaluate_at, *(i / n for i in range(1, n + 1)))})
         # The points are rounded to nine decimals, so compare them with a tolerance.
         self.evaluation_points = [p for p in points if p > self.progress + 1e-9 or self.progress == 0]
-        self.milestones = [p for p in evaluate_at if p > self.progress or self.progress == 0]
+        self.milestones = [p for p in evaluate_at if p > self.progress + 1e-9 or self.progress == 0]
         self.start_time, self.stop_signal, self.is_stopping = None, None, False
         self.last_report = last_save = self.seconds
         with self.stoppable():
@@ -285,9 +287,13 @@ class Trainer:
     def save(self) -> None:
         """Saves a checkpoint, if this run has a folder."""
         if self.run_path is not None:
+            seconds = self.seconds
+            if self.arguments.minutes is not None and self.evaluation_points:
+                # The last evaluation is still due, even if another one has used up the budget.
+                seconds = min(seconds, 60 * self.arguments.minutes * (1 - 1e-6))
             metadata = {
                 "step": self.step,
-                "seconds": self.seconds,
+                "seconds": seconds,
                 "configuration": self.configuration,
                 "scaler": self.scaler.state_dict(),
                 "threads": torch.get_num_threads(),
@@ -308,7 +314,7 @@ class Trainer:
         state, tensors = load_checkpoint(self.run_path)
         before, now = state["configuration"], self.configuration
         # A text may have moved, so compare its checksum and not its path.
-        now = now | {key: path for key, path in before.items() if f"{key}_sha256" in before}
+        now = now | {k: path for k, path in before.items() if k in HASHED and f"{k}_sha256" in before}
         if before != now:
             if one_sided := before.keys() ^ now.keys():
                 raise ValueError(
@@ -316,12 +322,6 @@ class Trainer:
                     f"{min(one_sided)}; resume it with that version, or start a new run"
                 )
             key = next(key for key in before if before[key] != now[key])
-            if key.endswith("_sha256"):
-                text = "the old text" if key.startswith("old") else "the text"
-                raise ValueError(
-                    f"{text} has changed since {self.run_path} was started; use the text as it was, or "
-                    "start a new run"
-                )
             raise other_value_error(self.run_path, key, before[key], now[key])
         restore(self.run_path, tensors, state, self.model, self.optimizers, self.generator, self.device)
         self.step, self.seconds = state["step"], state["seconds"]
@@ -429,9 +429,9 @@ class Step:
 
         # The norm is the same in all processes, and a report adds up the norms, so divide by the world size.
         self.metrics["gradient_norm"] = norm.detach() / world_size() if not has_overflowed else 0 * self.loss
-        sums = trainer.metric_sums
+        sums = trainer.metric_sums  # in float32, because a sum of bfloat16 numbers stops growing at 256
         for key, value in self.metrics.items():
-            sums[key] = sums[key] + value if key in sums else value.clone()
+            sums[key] = sums.get(key, 0) + value.to(torch.promote_types(value.dtype, torch.float32))
         trainer.metric_steps += 1
         trainer.step += 1
         self.number = trainer.step

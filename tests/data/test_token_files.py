@@ -170,6 +170,31 @@ def test_a_compressed_file_gives_the_same_chunks(tmp_path: Path, suffix: str, co
 
 
 @pytest.mark.parametrize(("suffix", "compress"), [(".bz2", bz2.compress), (".xz", lzma.compress)])
+def test_seeking_ahead_decompresses_each_byte_once(
+    tmp_path: Path, suffix: str, compress: Callable[[bytes], bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sample for a vocabulary consists of 200 pieces, each further on in the file."""
+    data = random.Random(0).randbytes(1_000_000)
+    path = tmp_path / f"text{suffix}"
+    path.write_bytes(compress(data))
+    read = 0
+
+    def count(file: text_files.CompressedFile, buffer: Any) -> int:
+        nonlocal read
+        size = readinto(file, buffer)
+        read += size
+        return size
+
+    readinto = text_files.CompressedFile.readinto
+    monkeypatch.setattr(text_files.CompressedFile, "readinto", count)
+    with text_files.open_file(path) as file:
+        for start in range(0, 1_000_000, 200_000):
+            assert file.seek(start) == start and file.read(10) == data[start : start + 10]
+        assert read <= 1_000_000
+        assert file.seek(20_000) == 20_000 and file.read(10) == data[20_000:20_010]
+
+
+@pytest.mark.parametrize(("suffix", "compress"), [(".bz2", bz2.compress), (".xz", lzma.compress)])
 def test_a_damaged_second_stream_is_an_error(
     tmp_path: Path, suffix: str, compress: Callable[[bytes], bytes]
 ) -> None:

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from labml_bert.data.tokenizers import (
     LONGEST_WORD,
     SPECIAL_TOKENS,
     character_tokenizer,
+    check_same_tokenizer,
     cls_sep_ids,
     encode_corpus,
     encode_texts,
@@ -370,3 +372,26 @@ def test_words_that_are_too_long_count_by_their_letters() -> None:
 def test_a_single_text_is_not_a_list_of_characters(train: Callable[[str, int], Tokenizer]) -> None:
     with pytest.raises(ValueError, match="texts is a single text; pass a list of texts"):
         train("the cat sat on the mat", 60)
+
+
+def test_tokenizers_may_be_loaded_in_several_threads(tmp_path: Path) -> None:
+    """The library prints its panics, so nothing reaches stderr while a tokenizer is loaded."""
+    save_tokenizer(word_tokenizer(["the cat the cat"]), tmp_path)
+    path = tmp_path / "tokenizer.json"
+    before = os.fstat(2)
+    with ThreadPoolExecutor(4) as pool:
+        assert len([*pool.map(load_tokenizer, [path] * 200)]) == 200
+    assert os.path.samestat(before, os.fstat(2))
+
+
+def test_how_a_tokenizer_pads_and_truncates_makes_no_other_tokenizer(tmp_path: Path) -> None:
+    tokenizer = word_tokenizer(["the cat the cat"])
+    tokenizer.enable_truncation(4)
+    tokenizer.enable_padding()
+    save_tokenizer(tokenizer, tmp_path)
+    assert load_tokenizer(tmp_path / "tokenizer.json").truncation is None
+    for change in (tokenizer.no_truncation, tokenizer.no_padding):
+        change()
+        check_same_tokenizer(tokenizer, tmp_path)
+    with pytest.raises(ValueError, match="the tokenizer has changed since"):
+        check_same_tokenizer(word_tokenizer(["a dog a dog"]), tmp_path)

@@ -171,6 +171,24 @@ def test_the_end_of_a_budget_of_minutes_is_evaluated() -> None:
     assert due[-1] >= 1
 
 
+def test_a_resumed_budget_of_minutes_is_evaluated_at_its_end(tmp_path: Path) -> None:
+    """An evaluation uses up the budget, and the run is stopped before the last evaluation."""
+    due = []
+    for is_resumed in (False, True):
+        trainer, next_batch = new_trainer(tmp_path)
+        trainer.arguments = replace(trainer.arguments, steps=None, minutes=1 / 60, evaluations=2)
+        if is_resumed:
+            trainer.resume()
+        with pytest.raises(KeyboardInterrupt) if not is_resumed else contextlib.nullcontext():
+            for step in trainer.steps():
+                train_on(step, next_batch())
+                if step.evaluation_due and not due:
+                    trainer.seconds, trainer.start_time = 2.0, trainer.start_time - 2.0
+                    os.kill(os.getpid(), signal.SIGINT)
+                due += [trainer.progress] * step.evaluation_due
+    assert len(due) == 2 and due[-1] >= 1 - 1e-9
+
+
 def test_compiling_does_not_use_up_the_warmup(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without this, the second step of a compiled model had nearly the peak learning rate."""
     now, values = 1000.0, []
@@ -513,16 +531,27 @@ def test_resuming_with_another_configuration_is_rejected(tmp_path: Path) -> None
         trainer.resume()
 
 
-@pytest.mark.parametrize(("key", "text"), [("corpus", "the text"), ("old_corpus", "the old text")])
+@pytest.mark.parametrize(
+    ("key", "text"),
+    [("corpus", "the text"), ("old_corpus", "the old text"), ("start", "the model to continue")],
+)
 def test_resuming_with_another_text_is_rejected_unless_it_only_moved(
     tmp_path: Path, key: str, text: str
 ) -> None:
     values = {key: "a.txt", f"{key}_sha256": "1"}
     train(*new_trainer(tmp_path, steps=3, **values))
     new_trainer(tmp_path, steps=3, **{**values, key: "moved.txt"})[0].resume()
-    message = f"{text} has changed since {tmp_path} was started; use the text as it was, or start a new run"
+    message = f"{text} has changed since {tmp_path} was started; use it as it was, or start a new run"
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         new_trainer(tmp_path, steps=3, **{**values, f"{key}_sha256": "2"})[0].resume()
+
+
+def test_an_option_of_an_own_script_is_no_text(tmp_path: Path) -> None:
+    values = {"weights": "a", "weights_sha256": "1"}
+    train(*new_trainer(tmp_path, steps=3, **values))
+    for name, before in values.items():
+        with pytest.raises(ValueError, match=f"was started with {name} = {before}, not other"):
+            new_trainer(tmp_path, steps=3, **{**values, name: "other"})[0].resume()
 
 
 @pytest.mark.parametrize(
@@ -605,6 +634,35 @@ def test_points_of_an_evaluation_can_be_in_any_order_and_at_the_start() -> None:
         train_on(step, next_batch())
         milestones.append(step.milestone)
     assert milestones == [0.0, 0.5, None, 1.0]
+
+
+def test_a_resumed_run_does_not_repeat_a_milestone(tmp_path: Path) -> None:
+    milestones = []
+    for stop in (3, 10):
+        trainer, next_batch = new_trainer(tmp_path, steps=10)
+        if stop == 10:
+            trainer.resume()
+        for step in trainer.steps([0.1 + 0.2]):
+            train_on(step, next_batch())
+            milestones.append(step.milestone)
+            if step.number == stop:
+                break
+        trainer.save()
+    assert milestones == [None, None, 0.1 + 0.2, *[None] * 7]
+
+
+def test_the_sum_of_a_16_bit_metric_keeps_growing() -> None:
+    """In bfloat16, 256 + 1 is 256."""
+    trainer, next_batch = new_trainer(None, steps=1)
+    one = torch.ones((), dtype=torch.bfloat16)
+    trainer.metric_sums, trainer.metric_steps = {"one": 256 * one}, 256
+    reports: list[Report] = []
+    trainer.on_report = reports.append
+    for step in trainer.steps():
+        for part in step.micro_batches(next_batch()):
+            step.backward(trainer.parallel(**part).loss, one=one)
+        step.update()
+    assert reports[-1].metrics["one"] == 1
 
 
 @pytest.mark.parametrize("optimizer", get_args(OptimizerName))
