@@ -47,9 +47,9 @@ def check_address(host: str, port: int) -> None:
     """Raises `PluginError` if MkDocs can't listen there. MkDocs itself would build the site first."""
     try:
         socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET).close()
-    except OSError as error:
-        cause = (error.strerror or "").partition(" (while")[0]
-        remedy = f'make serve ARGS="--dev-addr {host}:{port + 1}"'
+    except (OSError, OverflowError) as error:
+        cause = (getattr(error, "strerror", None) or str(error)).partition(" (while")[0]
+        remedy = f'make serve ARGS="--dev-addr {host}:{port + 1 if port < 65535 else 8000}"'
         raise PluginError(f"{host}:{port}: {cause}; try another port: {remedy}") from None
 
 

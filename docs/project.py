@@ -52,7 +52,7 @@ def read_project(environment: Mapping[str, str] = os.environ) -> Project:
         description=table["description"],
         version=table["version"],
         license=table["license"],
-        authors=", ".join(author["name"] for author in table["authors"]),
+        authors=", ".join(author.get("name") or author["email"] for author in table["authors"]),
         site_url=f"{site_url.rstrip('/')}/" if site_url else "",
         repo_url=repo_url.rstrip("/").removesuffix(".git"),
     )
@@ -102,12 +102,12 @@ def license_text() -> str:
 
 
 def bibtex(project: Project = PROJECT) -> str:
-    """The project as a BibTeX entry, as a fenced block. The year is that of the copyright."""
-    (year,) = re.findall(r"^Copyright \(c\) (\d{4})", license_text(), re.M)
+    """The project as a BibTeX entry, as a fenced block. The year is that of the first copyright."""
+    year = re.search(r"^Copyright \(c\) (\d{4})", license_text(), re.M)
     fields = {
         "title": f"{{{project.name}}}. {project.description}",
         "author": f"{{{project.authors}}}",
-        "year": year,
+        "year": year[1] if year else "",
         "version": project.version,
         "url": project.site_url or project.repo_url,
     }

@@ -423,7 +423,7 @@ def main(argv: list[str] | None = None) -> None:
                     write_web(folder, tokenizer, arms, [checkpoint])
                 data = path.read_bytes()
             rows = {"rounding": f"changes a probability by about {rounding_error(model):.1g}, on random text"}
-            if any(len(token) > 1 and not re.fullmatch(r"\[\w+\]", token) for token in tokenizer.get_vocab()):
+            if not all(re.fullmatch(r"(?s:.?)|\[\w+\]", t, re.A) for t in tokenizer.get_vocab()):
                 rows["page"] = "the site's page can't run this model, because it needs characters as tokens"
         else:
             check_onnx_is_here()

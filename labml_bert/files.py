@@ -104,7 +104,9 @@ def naming(path: Path) -> Iterator[None]:
         # Libraries also raise `OSError`, but without an errno. A file name would hide their message.
         is_unnamed = error.filename is None or str(error.filename).endswith(PART)
         if error.errno is not None and is_unnamed:
-            error.filename, error.filename2 = str(path), None
+            error.filename = str(path)
+            # `None` would be printed as a second name.
+            del error.filename2
         raise
 
 

@@ -2,10 +2,12 @@
 # Model folders, in the format of transformers
 
 A model in the format of transformers is a folder with two files. `config.json` contains the sizes, and
-`model.safetensors` contains the weights. This file reads such a folder, translates the names of the weights
-to those of this project, and checks that sizes and weights fit together. `models.py` builds models from such
-folders and saves models in this format."""
+`model.safetensors` contains the weights. This file writes and reads such a folder, translates the names of
+the weights to those of this project, and checks that sizes and weights fit together. `models.py` builds
+models from such folders."""
 
+import hashlib
+import json
 from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -17,8 +19,18 @@ from torch import Tensor, nn
 from labml_bert import files
 from labml_bert.bert import BertConfig
 from labml_bert.checks import check_config
-from labml_bert.checksums import check_digest, file_sha256, parse_json, read_checked, read_sums
-from labml_bert.files import unreadable
+from labml_bert.checksums import (
+    check_digest,
+    file_sha256,
+    listing,
+    parse_json,
+    read_checked,
+    read_sums,
+    sums_for_saving,
+    write_checked,
+    write_sums,
+)
+from labml_bert.files import make_folder, unreadable, whole_file, write_tensors
 from labml_bert.modern import ModernBertConfig
 
 # A model and its tokenizer are in these files.
@@ -113,6 +125,22 @@ def check_names(model: nn.Module) -> None:
                 f"{type(module).__name__} has a buffer, {min(buffers)}, and only parameters are saved; use "
                 "torch.save instead"
             )
+
+
+def write_model(folder: Path, config: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+    """
+    Writes `model.safetensors` and `config.json` to `folder`, which is created if it's missing. An older model
+    in the folder is replaced. If the program is killed between the two files, nobody can load the new weights
+    with the old configuration: `SHA256SUMS` lists the new configuration before the weights are replaced.
+    """
+    make_folder(folder)
+    text = json.dumps(config, indent=2, sort_keys=True, default=int)
+    path = folder / "model.safetensors"
+    with listing(path), whole_file(path) as part:
+        write_tensors(part, tensors, {"format": "pt"})
+        digest = hashlib.sha256((text + "\n").encode()).hexdigest()
+        write_sums(folder, {**sums_for_saving(folder), "config.json": digest})
+    write_checked(folder / "config.json", text)
 
 
 def load_weights(

@@ -17,7 +17,6 @@ Letters for sizes: `B` sequences in the batch, `T` tokens in a sequence, `P` out
 `D` hidden size, `V` vocabulary, `M` masked positions in the whole batch.
 """
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -27,9 +26,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from labml_bert import files
 from labml_bert.bert import BertConfig, BertModel, BertModelOutput, init_weights
-from labml_bert.checksums import listing, write_checked
 from labml_bert.mlm import (
     BertLMPredictionHead,
     MaskedLMOutput,
@@ -46,6 +43,7 @@ from labml_bert.model_folder import (
     load_weights,
     read_config,
     read_tensors,
+    write_model,
 )
 from labml_bert.nsp import BertOnlyNSPHead, next_sentence_loss
 
@@ -115,14 +113,10 @@ class BertPreTrainedModel(nn.Module):
             remedy = "call merge_lora, or remove_parametrizations, before you save the model"
             raise ValueError(f"a layer has LoRA or another parametrization; {remedy}")
         check_names(self)
-        folder = Path(folder)
-        files.make_folder(folder)
         kind = {"architectures": [type(self).__name__], "model_type": "bert", "hidden_act": "gelu"}
         config = kind | asdict(self.config) | self.extra_config
         # `named_parameters` lists the tied embedding only once, under its name in the encoder.
-        with listing(folder / "model.safetensors"):
-            files.write_tensors(folder / "model.safetensors", dict(self.named_parameters()), {"format": "pt"})
-        write_checked(folder / "config.json", json.dumps(config, indent=2, sort_keys=True, default=int))
+        write_model(Path(folder), config, dict(self.named_parameters()))
 
     @classmethod
     def from_pretrained(

@@ -13,7 +13,6 @@ of each layer, and give a theta for each type.
     model = from_pretrained("folder")
 """
 
-import json
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
@@ -21,15 +20,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from labml_bert import files
 from labml_bert.checks import check_modern_config
-from labml_bert.checksums import listing, write_checked
 from labml_bert.model_folder import (
     check_names,
     check_tensors,
     load_weights,
     read_json,
     read_safetensors,
+    write_model,
 )
 from labml_bert.modern import ModernBertConfig, ModernBertForMaskedLM
 
@@ -60,15 +58,11 @@ def save_pretrained(model: ModernBertForMaskedLM, folder: Path | str) -> None:
     check_names(model)
     if model.decoder.weight is not model.model.embeddings.tok_embeddings.weight:
         raise ValueError("the decoder's weight isn't the embedding; tie them before you save the model")
-    folder = Path(folder)
-    files.make_folder(folder)
     # Without these entries, `transformers` uses the ids of the published tokenizer. It warns about ids that
     # aren't in the vocabulary.
     ids = dict.fromkeys(("bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id"))
     config = {"architectures": [type(model).__name__], **SUPPORTED, **ids, **asdict(model.config)}
-    with listing(folder / "model.safetensors"):
-        files.write_tensors(folder / "model.safetensors", dict(model.named_parameters()), {"format": "pt"})
-    write_checked(folder / "config.json", json.dumps(config, indent=2, sort_keys=True, default=int))
+    write_model(Path(folder), config, dict(model.named_parameters()))
 
 
 def from_pretrained(folder: Path | str) -> ModernBertForMaskedLM:

@@ -30,7 +30,7 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from labml_bert.checks import LARGEST_VALUES
-from labml_bert.checksums import file_sha256
+from labml_bert.checksums import file_sha256, file_state
 from labml_bert.data.corpora import BLOCKS, NAMES
 from labml_bert.data.text_files import (
     Chunk,
@@ -87,22 +87,20 @@ def read_sha256(path: Path) -> str:
         return file_sha256(path)
 
 
-def read_unchanged(
-    output: Path, hashes: dict[Path, str], position: tuple[int, int] = (0, 0)
-) -> Iterator[Chunk]:
+def read_unchanged(states: dict[Path, object], position: tuple[int, int] = (0, 0)) -> Iterator[Chunk]:
     """
-    Yields the text of the files in `hashes` from `position` on, and then compares each file's sha256 with its
-    value in `hashes`. If a file has changed, empties `blocks.jsonl` in `output`, so that later runs refuse
-    this folder.
+    Yields the text of the files in `states` from `position` on, but no chunk of a file whose `file_state` has
+    changed. Otherwise, if you stopped this run and restored the file, the next run would accept the file, and
+    keep the ids of the changed text.
 
-    Raises `ValueError` if a file can't be read or has another sha256.
+    Raises `ValueError` if a file has changed or can't be read.
     """
-    yield from read_files([*hashes], position)
-    for file, sha256 in hashes.items():
-        if read_sha256(file) != sha256:
-            # If you restored the old file, a later run would accept it and keep the ids of the changed text.
-            (output / BLOCKS).write_bytes(b"")
+    files, number = [*states], position[0]
+    for chunk in read_files(files, position):
+        file, number = files[number], chunk.next[0]
+        if file_state(file) != states[file]:
             raise ValueError(f"{file} has changed while it was read; run this again with another --output")
+        yield chunk
 
 
 def report_progress(files: list[Path]) -> Callable[[Block], None]:
@@ -149,7 +147,7 @@ def main(argv: list[str] | None = None) -> None:
             options.vocab_size = VOCAB_SIZE
         if options.vocab_size > (most := LARGEST_VALUES["vocab_size"]):
             raise ValueError(f"--vocab-size is {options.vocab_size}; it must be at most {most:,}")
-        check_utf8(options.output)
+        check_utf8(options.output.absolute())
         for path in options.text:
             if (path / BLOCKS).is_file():
                 raise ValueError(f"{path} has text that is tokenized already; name the text itself")
@@ -163,6 +161,7 @@ def main(argv: list[str] | None = None) -> None:
                     pass
         total = sum(file.stat().st_size for file in files)
         tokenizer = choose_tokenizer(options, files)
+        states: dict[Path, object] = {file: file_state(file) for file in files}
         hashes = {file: read_sha256(file) for file in files}
         held_out = min(MAX_HELD_OUT, HELD_OUT_SIZE / max(total, 1))
         settings = {
@@ -183,7 +182,7 @@ def main(argv: list[str] | None = None) -> None:
                 write_token_files(
                     options.output,
                     tokenizer,
-                    partial(read_unchanged, options.output, hashes),
+                    partial(read_unchanged, states),
                     settings,
                     report_progress(files),
                 )

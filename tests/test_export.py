@@ -159,6 +159,14 @@ def test_exporting_a_pair_model_drops_its_other_head(
     tokenizer.save(str(tmp_path / "run" / "tokenizer.json"))
     export.main([str(tmp_path / "run"), "--to", "web"])
     assert "  page        the site's page can't run this model" in capsys.readouterr().out
+    # JavaScript reads only the letters of ASCII as parts of a name.
+    for word, is_noted in (("[street]", False), ("[straße]", True)):
+        letters = character_tokenizer(["a" * 3])
+        letters.add_tokens([word, *map(chr, range(0x400, 0x400 + tokenizer.get_vocab_size() - 7))])
+        letters.save(str(tmp_path / "run" / "tokenizer.json"))
+        export.main([str(tmp_path / "run"), "--to", "web", "--output", str(tmp_path / word)])
+        assert ("page can't run this model" in capsys.readouterr().out) == is_noted
+    tokenizer.save(str(tmp_path / "run" / "tokenizer.json"))
     exported_metadata, exported_tensors = read_web(tmp_path / "run" / "web")
     assert not [name for name in exported_tensors if "pooler" in name or "seq_relationship" in name]
     assert exported_tensors["bert.embeddings.token_type_embeddings.weight"].shape == (2, 16)

@@ -1,7 +1,10 @@
 """Complete models: saving for and loading from `transformers`, and weights that stay tied."""
 
+import contextlib
 import copy
 import dataclasses
+import itertools
+import os
 import pickle
 import shutil
 from pathlib import Path
@@ -31,6 +34,7 @@ from tests.support.parity import (
     random_config,
     write_config,
 )
+from tests.support.small_models import random_model
 
 PAIRS = [
     (BertForPreTraining, transformers.BertForPreTraining),
@@ -529,3 +533,50 @@ def test_labels_of_another_width_are_refused(model_class: type[BertForMaskedLM])
     model = model_class(random_config(8))
     with pytest.raises(ValueError, match=r"labels must have the shape of input_ids, \(2, 9\)"):
         model(torch.ones(2, 9, dtype=torch.long), torch.full((2, 8), 3))
+
+
+class KilledError(BaseException):
+    """Stands for a process that is killed."""
+
+
+@pytest.mark.parametrize("has_sums", [True, False])
+@pytest.mark.parametrize("kind", ["bert", "modern"])
+def test_a_model_that_is_saved_over_another_never_gets_its_configuration(
+    kind: str, has_sums: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The shapes of the tensors don't depend on the number of heads."""
+    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2}
+    old, new = (random_model(kind, 20, 0, **sizes, num_attention_heads=heads) for heads in (2, 4))
+    save, load = (
+        (BertForMaskedLM.save_pretrained, BertForMaskedLM.from_pretrained)
+        if kind == "bert"
+        else (modern_folder.save_pretrained, modern_folder.from_pretrained)
+    )
+    ids, outcomes = torch.arange(5, 15)[None], []
+    expected = {"old": old(ids).logits, "new": new(ids).logits}
+    for number in itertools.count():
+        folder, renames = tmp_path / str(number), 0
+        save(old, folder)
+        if not has_sums:
+            (folder / SUMS).unlink()
+
+        def replace(source: Path, target: Path, number: int = number) -> None:
+            nonlocal renames
+            renames += 1
+            if renames > number:
+                raise KilledError
+            os.rename(source, target)
+
+        monkeypatch.setattr(os, "replace", replace)
+        with contextlib.suppress(KilledError):
+            save(new, folder)
+        monkeypatch.undo()
+        try:
+            logits = load(folder)(ids).logits
+        except ValueError:
+            outcomes.append("refused")
+            continue
+        outcomes += [name for name, value in expected.items() if torch.equal(value, logits)] or ["mixed"]
+        if renames <= number:
+            break
+    assert {*outcomes} == {"old", "refused", "new"} and outcomes[-1] == "new", outcomes

@@ -244,9 +244,10 @@ export class Live {
       else if (plain.push(character) && masking) this.masked.add(plain.length - 1);
     }
     this.field.value = this.typed = plain.join("");
-    this.characters = plain;
-    this.pinned = Math.min(...this.masked);
-    this.layOut();
+    this.characters = plain.slice(0, this.limit);
+    this.masked = new Set([...this.masked].filter((at) => at < this.limit));
+    this.pinned = Math.min(...this.masked, this.limit - 1);
+    this.layOut(plain.length > this.limit);
   }
 
   // Takes the text of the field. Masked characters before and after an edit stay masked. The field keeps what is cut:

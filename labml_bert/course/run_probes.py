@@ -36,11 +36,21 @@ from labml_bert.course.track import STEPS
 
 
 def load(code: str | ast.Module, step: Step, filename: str) -> ModuleType:
-    """Runs the code of a module, which may raise any exception, and returns the module."""
+    """
+    Runs the code of a module, which may raise any exception, and returns the module. While the code runs,
+    `sys.modules` has this module, because dataclasses look up their annotations there.
+    """
     name = "labml_bert." + step.file.removesuffix(".py").replace("/", ".")
     module = ModuleType(name)
     module.__file__ = filename
-    exec(compile(code, filename, "exec"), vars(module))
+    before = sys.modules.get(name)
+    sys.modules[name] = module
+    try:
+        exec(compile(code, filename, "exec"), vars(module))
+    finally:
+        del sys.modules[name]
+        if before is not None:
+            sys.modules[name] = before
     return module
 
 

@@ -74,6 +74,8 @@ MODULES = (mlm, nsp, pair_collator, pair_shards, sentences)
 # Each shard except for the last one has at least this many characters. A worker holds a whole shard in
 # memory, and draws random second texts from it.
 SHARD_CHARACTERS = 1_000_000
+# The longest path in bytes that `datasets` can always read. It adds 132 bytes, and file systems allow 255.
+LONGEST_NAME = 255 - 132
 # If there are fewer shards to write, no worker processes are started, because starting them takes seconds.
 FEW_SHARDS = 8
 
@@ -178,10 +180,16 @@ def check_name(folder: Path) -> None:
     """Raises `ValueError` if `datasets` couldn't read a folder with this name."""
     path = folder.absolute()
     check_utf8(path)
-    # `datasets` reads :: as a chain of file systems.
-    if "::" in str(path):
+    name = str(path)
+    # `datasets` reads :: as a chain of file systems, and replaces variables such as $HOME.
+    problem = "::" if "::" in name else "a variable" if os.path.expandvars(name) != name else ""
+    # It also names a file after the path, and shortens that name, but counts characters instead of bytes.
+    if not name.isascii() and len(os.fsencode(name)) > LONGEST_NAME:
+        problem = f"more than {LONGEST_NAME} bytes, and letters outside ASCII"
+    if problem:
         raise ValueError(
-            f"the name {path} has ::, which datasets can't read; use another folder, or rename it"
+            f"the name {path} has {problem}, which datasets can't read; use another folder (if a script "
+            "chose this one, set XDG_CACHE_HOME), or rename it"
         )
 
 

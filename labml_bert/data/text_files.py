@@ -72,6 +72,9 @@ def open_file(path: Path) -> BinaryIO:
     """Opens a file to read its bytes. Decompresses `.gz`, `.bz2` and `.xz`."""
     suffix = path.suffix.lower()
     if suffix == ".gz":
+        # Python's reader takes an empty file for an empty text.
+        if path.stat().st_size == 0:
+            raise EOFError("the compressed file ends too early")
         return cast(BinaryIO, gzip.open(path))
     if suffix in DECOMPRESSORS:
         return io.BufferedReader(CompressedFile(path, *DECOMPRESSORS[suffix]), 1 << 16)

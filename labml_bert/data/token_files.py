@@ -37,6 +37,7 @@ from labml_bert.data.text_files import Chunk, ReadChunks
 from labml_bert.data.tokenizers import SPECIAL_TOKENS, encode_texts, load_tokenizer, split_lines
 from labml_bert.files import (
     append,
+    check_utf8,
     is_leftover,
     lock,
     make_folder,
@@ -257,9 +258,13 @@ class TokenizedCorpus:
     train_state: tuple[int, int] | None
     """Its `file_state` before the ids were checked."""
 
-    def has_changed(self) -> bool:
-        """Whether another program has written the training ids."""
-        return file_state(self.train_file) != self.train_state
+    def check_unchanged(self) -> None:
+        """
+        Raises `OSError` if another program has written the training ids. Call this before each checkpoint:
+        a run that is resumed with the old file would otherwise keep what it has learned from the other ids.
+        """
+        if file_state(self.train_file) != self.train_state:
+            raise OSError(f"{self.train_file} has changed during the training; put the old file back")
 
     def check_tokenizer(self, tokenizer: Tokenizer) -> None:
         """Raises `ValueError` if `tokenizer` could produce different ids for the same text."""
@@ -304,6 +309,7 @@ def check_blocks(folder: Path, blocks: Sequence[Block], itemsize: int) -> None:
 
 def read_ids(path: Path, count: int, tokenizer: Tokenizer) -> Tensor:
     """Maps the ids in a file into memory, `(count)`. Raises `ValueError` if the system can't do that."""
+    check_utf8(path.absolute())  # PyTorch needs it.
     try:
         return torch.from_file(str(path), size=count, dtype=id_type(tokenizer)[1])
     except RuntimeError as error:

@@ -247,7 +247,9 @@ class Run:
         return {"threads": f"{self.threads} (tokens per second: {'; '.join(speeds)})"} if speeds else {}
 
     def report(self, report: Report) -> None:
-        """Tracks and shows a report from the trainer."""
+        """Tracks and shows a report of the trainer. Raises `OSError` if the training ids have changed."""
+        if isinstance(self.text.corpus, TokenizedCorpus):
+            self.text.corpus.check_unchanged()
         held_out = {f"valid.{key}": value for key, value in (report.evaluation or {}).items()}
         tokens = tokens_per_step(self.text.batch_tokens, report.length)
         speed = self.progress.tokens_per_second(report, tokens)

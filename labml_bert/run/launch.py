@@ -11,7 +11,6 @@ from functools import partial
 from pathlib import Path
 
 from labml_bert.checksums import parse_sealed
-from labml_bert.data.token_files import TokenizedCorpus
 from labml_bert.run.experiment import Run
 from labml_bert.run.fingerprint import take_fingerprint
 from labml_bert.run.options import OptionsType, parse_options, resume_options
@@ -39,9 +38,6 @@ def launch(
         try:
             with run.resources:
                 main(run, options)
-            corpus = run.text.corpus
-            if rank() == 0 and isinstance(corpus, TokenizedCorpus) and corpus.has_changed():
-                print_note(f"{corpus.train_file} has changed during the training; start a new run")
         except RuntimeError as error:
             trainer: Trainer | None = getattr(run, "current_trainer", None)
             # Ctrl-C also kills the compiler's worker processes, so `torch.compile` raises an error here. If

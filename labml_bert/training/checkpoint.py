@@ -223,9 +223,9 @@ def restore(
             for index, state in states.items():
                 for key, value in state.items():
                     shape = () if key == "step" else parameters[index].shape
-                    if value.shape != shape or not value.is_floating_point():
+                    if needed and (value.shape != shape or not value.is_floating_point()):
                         raise ValueError(f"{key} doesn't fit its parameter")
-                    if key != "step":
+                    if value.shape == parameters[index].shape:
                         # The fused AdamW needs the moments in the memory order of the parameter.
                         state[key] = torch.empty_like(parameters[index], dtype=value.dtype).copy_(value)
             optimizer.load_state_dict(

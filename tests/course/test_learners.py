@@ -160,6 +160,82 @@ def test_a_change_of_the_original_that_matters_is_noticed(name: str, old: str, n
 
 
 @pytest.mark.parametrize(
+    ("name", "old", "new"),
+    [
+        (
+            "mlm.py:TokenMasker.__call__",
+            "random_ids = ordinary_ids[index]",
+            "random_ids = torch.randint(5, self.vocab_size, draw.shape, generator=self.generator)",
+        ),
+        (
+            "mlm.py:TokenMasker.__call__",
+            "self.is_special.to(input_ids.device)[input_ids]",
+            "(input_ids <= self.mask_token_id)",
+        ),
+        (
+            "bert.py:init_weights",
+            "nn.init.trunc_normal_(module.weight, std=std, a=-2 * std, b=2 * std)",
+            "nn.init.uniform_(module.weight, -1.524 * std, 1.524 * std)",
+        ),
+        (
+            "bert.py:init_weights",
+            "nn.init.trunc_normal_(module.weight, std=std, a=-2 * std, b=2 * std)",
+            "nn.init.trunc_normal_(module.weight, mean=0.2 * std, std=std, a=-2 * std, b=2 * std)",
+        ),
+        (
+            "training/optimization.py:set_learning_rate",
+            'group["learning_rate"] = learning_rate',
+            'optimizers[0].param_groups[0]["learning_rate"] = learning_rate',
+        ),
+    ],
+)
+def test_a_change_that_only_unusual_inputs_show_is_noticed(name: str, old: str, new: str) -> None:
+    """The special ids needn't be the first ones, and a distribution is more than its deviation."""
+    (step,) = [step for step in STEPS if step.name == name]
+    text = read_reference(step.file)
+    assert text.count(old) == 1
+    assert not run_probe(step, restore_others(text.replace(old, new), step, STEPS)).passed
+
+
+@pytest.mark.parametrize(
+    ("name", "body"),
+    [
+        (
+            "mlm.py:masked_lm_loss",
+            """
+            n = (labels != IGNORE).sum() if num_items_in_batch is None else num_items_in_batch
+            p = logits.float().softmax(-1).gather(-1, labels.clamp(min=0)[:, None])[:, 0]
+            return -torch.where(labels != IGNORE, p.log(), 0 * p).sum() / n.clamp(min=1)
+            """,
+        ),
+        (
+            "training/optimization.py:block_matrices",
+            "return [p for b in model.layers for p in b.parameters() if p.dim() == 2 and p.requires_grad]",
+        ),
+        (
+            "training/optimization.py:block_matrices",
+            """
+            lists = [m for m in model.modules() if isinstance(m, nn.ModuleList)]
+            return [p for m in lists for p in m.parameters() if p.dim() == 2 and p.requires_grad]
+            """,
+        ),
+    ],
+)
+def test_code_that_fails_with_unusual_models_or_logits_is_noticed(name: str, body: str) -> None:
+    assert not check_body(name, body).passed
+
+
+def test_a_file_may_postpone_its_annotations() -> None:
+    """Dataclasses then look up their annotations in the module."""
+    (step,) = [step for step in STEPS if step.name == "data/curriculum.py:length_at"]
+    text = read_reference(step.file)
+    code = text.replace("\nfrom ", "\nfrom __future__ import annotations\nfrom ", 1)
+    assert code != text
+    verdict = run_probe(step, restore_others(code, step, STEPS))
+    assert verdict.passed, verdict
+
+
+@pytest.mark.parametrize(
     ("expected", "actual", "lines"),
     [
         (1.5, torch.tensor(1.5), ["1.5 (float)", "1.5 (Tensor)"]),

@@ -347,7 +347,15 @@ def test_the_name_of_a_folder_is_not_a_pattern(name: str, tmp_path: Path) -> Non
     assert len(open_dataset(tmp_path / name)) == manifest["rows"]
 
 
-@pytest.mark.parametrize(("name", "words"), [("a::b", "has ::, .*; use another"), ("\udcff", "is not UTF-8")])
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("a::b", "has ::, .*; use another"),
+        ("\udcff", "is not UTF-8"),
+        ("$HOME", "has a variable, which datasets can't read"),
+        ("ü" * 62, "has more than 123 bytes, and letters outside ASCII"),
+    ],
+)
 def test_a_folder_that_datasets_cannot_read_is_refused(
     name: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -359,6 +367,14 @@ def test_a_folder_that_datasets_cannot_read_is_refused(
     monkeypatch.chdir(tmp_path / name)
     with pytest.raises(ValueError, match=words):
         build_small_dataset(Path("pairs"))
+
+
+def test_the_longest_name_outside_ascii_can_be_read(tmp_path: Path) -> None:
+    missing = module.LONGEST_NAME - len(os.fsencode(tmp_path)) - 1
+    folder = tmp_path / ("x" * (missing % 2) + "ü" * (missing // 2))
+    assert len(os.fsencode(folder)) == module.LONGEST_NAME
+    build_small_dataset(folder)
+    assert len(open_dataset(folder))
 
 
 def test_an_unpacked_copy_with_other_rows_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

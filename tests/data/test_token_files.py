@@ -169,6 +169,16 @@ def test_a_compressed_file_gives_the_same_chunks(tmp_path: Path, suffix: str, co
         [*read_files([path])]
 
 
+@pytest.mark.parametrize("suffix", [".gz", ".bz2", ".xz"])
+def test_a_compressed_file_that_was_cut_off_at_its_start_is_an_error(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"text{suffix}"
+    path.touch()
+    with pytest.raises(
+        ValueError, match=f"text{suffix}: the compressed file ends too early; replace the file"
+    ):
+        [*read_files([path])]
+
+
 @pytest.mark.parametrize(("suffix", "compress"), [(".bz2", bz2.compress), (".xz", lzma.compress)])
 def test_seeking_ahead_decompresses_each_byte_once(
     tmp_path: Path, suffix: str, compress: Callable[[bytes], bytes], monkeypatch: pytest.MonkeyPatch
@@ -869,29 +879,49 @@ def test_ids_that_cannot_be_mapped_are_reported(tmp_path: Path, monkeypatch: pyt
         read_token_files(tmp_path / "out")
 
 
-def test_a_text_that_changes_while_it_is_read_is_not_finished(
+def test_a_folder_whose_path_is_not_utf8_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """PyTorch couldn't map the ids into memory."""
+    folder = Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff"))
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    Path("a.txt").write_text(small_text(20_000))
+    assert_fails(prepare.main, ["a.txt", "--output", "out"], "is not UTF-8; use another folder", capsys)
+    prepare.main(["a.txt", "--output", str(tmp_path / "out"), "--vocab-size", "100"])
+    (tmp_path / "out").rename("out")
+    with pytest.raises(ValueError, match="is not UTF-8; use another folder, or rename it"):
+        read_token_files(Path("out"))
+
+
+@pytest.mark.usefixtures("small_blocks")
+def test_no_ids_of_a_text_that_changes_while_it_is_read_are_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "a.txt").write_text(small_text(100))
+    before = small_text(2000)
+    (tmp_path / "a.txt").write_text(before)
+    words = ["a.txt", "--vocab-size", "100", "--output"]
+    prepare.main([*words, "expected"])
     read_whole_files = prepare.read_files
     reads = 0
 
     def read_and_change(files: list[Path], position: tuple[int, int] = (0, 0)) -> Iterator[Chunk]:
         nonlocal reads
         reads += 1
-        yield from read_whole_files(files, position)
-        # The first pass only checks the text.
-        if reads == 2:
-            (tmp_path / "a.txt").write_text("shorter")
+        for number, chunk in enumerate(read_whole_files(files, position)):
+            # The first pass only checks the text.
+            if reads == 2 and number == 3:
+                (tmp_path / "a.txt").write_text(before.replace("the", "teh"))
+            yield chunk
 
     monkeypatch.setattr(prepare, "read_files", read_and_change)
-    words = "a.txt has changed while it was read; run this again with another --output"
-    assert_fails(prepare.main, ["a.txt", "--output", "out", "--vocab-size", "100"], words, capsys)
-    # With the old text, another run would keep the ids of the text that changed.
-    (tmp_path / "a.txt").write_text(small_text(100))
-    words = "blocks.jsonl is damaged or from an earlier version; delete the folder"
-    assert_fails(prepare.main, ["a.txt", "--output", "out", "--vocab-size", "100"], words, capsys)
+    message = "a.txt has changed while it was read; run this again with another --output"
+    assert_fails(prepare.main, [*words, "out"], message, capsys)
+    assert_fails(prepare.main, [*words, "out"], "has the tokens of another text or tokenizer", capsys)
+    (tmp_path / "a.txt").write_text(before)
+    prepare.main([*words, "out"])
+    assert read_bytes(tmp_path / "out") == read_bytes(tmp_path / "expected")
 
 
 def test_a_disk_that_fails_is_reported_with_the_file(

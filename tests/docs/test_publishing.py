@@ -11,6 +11,7 @@ import zipfile
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import yaml
@@ -20,7 +21,7 @@ from mkdocs.config import load_config
 from mkdocs.exceptions import PluginError
 
 import docs.hook
-from docs.project import PROJECT, bibtex, read_project
+from docs.project import PROJECT, bibtex, license_text, read_project
 from tests.support.runs import SMALL, small_text
 
 ROOT = Path(__file__).parents[2]
@@ -92,6 +93,13 @@ def test_without_addresses_nothing_points_to_another_host(
         assert not re.search(r'(?:href|src)="https?:', html), path
 
 
+def test_a_port_that_does_not_exist_is_one_line() -> None:
+    with pytest.raises(
+        PluginError, match=r'99999: .*; try another port: make serve ARGS="--dev-addr h:8000"$'
+    ):
+        docs.hook.check_address("h", 99999)
+
+
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1"])
 def test_a_port_that_another_program_uses_is_named_before_the_build(
     host: str, monkeypatch: pytest.MonkeyPatch
@@ -156,6 +164,12 @@ def test_an_address_is_normalized_or_rejected() -> None:
         "https://code.example/me/bert",
     )
     assert "url = {https://site.example/bert/}" in bibtex(project)
+    year = re.search(r"year = {\d{4}}", bibtex(project))
+    assert year
+    # A fork adds a line of its own below ours.
+    text = license_text()
+    with mock.patch("docs.project.license_text", lambda: f"{text}\nCopyright (c) 2999 Ada\n"):
+        assert year[0] in bibtex(project)
     for url in ("git@code.example:me/bert", 'https://code.example/"onclick="', "https://code.example/a b"):
         with pytest.raises(ValueError, match="has to start with https"):
             read_project({"REPO_URL": url})

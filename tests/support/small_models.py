@@ -47,18 +47,15 @@ def random_model(kind: str, vocab_size: int, seed: int, **sizes: int) -> Model:
         perturb_weights(model, seed)
     else:
         heads = r.choice([1, 2, 3])
-        config = ModernBertConfig(
-            vocab_size=vocab_size,
-            hidden_size=heads * r.choice([4, 8]),
-            num_hidden_layers=r.randint(1, 4),
-            num_attention_heads=heads,
-            intermediate_size=r.randint(3, 40),
-            global_attn_every_n_layers=r.randint(1, 3),
-            local_attention=r.choice([2, 6]),
-            initializer_range=0.2,
-            pad_token_id=0,
-            **sizes,
-        )
+        defaults = {
+            "hidden_size": heads * r.choice([4, 8]),
+            "num_hidden_layers": r.randint(1, 4),
+            "num_attention_heads": heads,
+            "intermediate_size": r.randint(3, 40),
+            "global_attn_every_n_layers": r.randint(1, 3),
+            "local_attention": r.choice([2, 6]),
+        }
+        config = ModernBertConfig(vocab_size, **defaults | sizes, initializer_range=0.2, pad_token_id=0)
         torch.manual_seed(seed)
         model = ModernBertForMaskedLM(config)
     return model.eval()

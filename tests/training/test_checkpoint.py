@@ -232,7 +232,15 @@ def test_only_before_the_first_update_there_are_no_moments(
 
 
 @pytest.mark.parametrize(
-    "make_optimizer", [torch.optim.Adam, torch.optim.SGD, torch.optim.Adagrad, torch.optim.RMSprop]
+    "make_optimizer",
+    [
+        torch.optim.Adam,
+        torch.optim.SGD,
+        torch.optim.Adagrad,
+        torch.optim.RMSprop,
+        torch.optim.NAdam,
+        torch.optim.Adafactor,
+    ],
 )
 def test_other_optimizers_are_saved_and_restored(
     make_optimizer: Callable[..., torch.optim.Optimizer], tmp_path: Path

@@ -527,7 +527,7 @@ def test_resuming_with_another_configuration_is_rejected(tmp_path: Path) -> None
     train_to_end(tmp_path / "run", width=16)
     trainer, _ = new_trainer(tmp_path / "run", width=32)
     message = "was started with width = 16, not 32; leave that option out to resume, or start a new run"
-    with pytest.raises(ValueError, match=f"{message}$"):
+    with pytest.raises(ValueError, match=f"^{re.escape(str(tmp_path / 'run'))} {message}$"):
         trainer.resume()
 
 

@@ -155,6 +155,9 @@ def normal_facts(weight: Tensor, words: str, std: float = 0.02) -> Iterator[tupl
     is_truncated = bool((weight.abs() <= 2.001 * std).all())
     yield f"whether {words} are at most two standard deviations from 0", is_truncated
     yield f"the standard deviation of {words}, divided by {std}", Near(weight.std().item() / std, 0.03)
+    yield f"the mean of {words}, divided by {std}", Near(weight.mean().item() / std, 0.05)
+    is_small = (weight.abs() <= std).float().mean().item()
+    yield f"the fraction of {words} within one standard deviation from 0", Near(is_small, 0.02)
 
 
 def probe_init(m: Any) -> Iterator[tuple[str, Any]]:

@@ -35,6 +35,7 @@ def probe_loss(m: Any) -> Iterator[tuple[str, Any]]:
         "the sum of the losses of two micro-batches",
         m.masked_lm_loss(logits[:1], labels[:1], whole) + m.masked_lm_loss(logits[1:], labels[1:], whole),
     )
+    yield "the loss of logits in the hundreds", m.masked_lm_loss(200 * logits, labels)
     yield "the loss of bfloat16 logits", m.masked_lm_loss(logits.bfloat16(), labels)
     yield "the loss of a micro-batch without labels", m.masked_lm_loss(logits, none, whole)
 
@@ -132,6 +133,12 @@ def probe_masker(m: Any) -> Iterator[tuple[str, Any]]:
     yield "the fraction of chosen tokens that become [MASK]", fraction(masked == MASK, everywhere, 0.004)
     yield "the fraction of chosen tokens that don't change", fraction(masked == 7, everywhere, 0.004)
     yield "whether special tokens occur as random tokens", bool((masked < MASK).any())
+    options = {"mlm_probability": 1.0, "mask_replace_prob": 0.0, "random_replace_prob": 1.0}
+    scattered = m.TokenMasker(V, 20, (0, 7, 33), generator=torch.Generator().manual_seed(0), **options)
+    masked, labels = scattered(torch.arange(V).expand(2000, V).clone())
+    with_special = "with the special tokens 0, 7 and 33 and the mask token 20"
+    yield f"the tokens that are chosen, {with_special}", labels[labels != -100].unique()
+    yield f"the random tokens, {with_special}", masked[:, 5].unique()
     options = {"mlm_probability": 1.0, "mask_replace_prob": 0.3, "random_replace_prob": 0.5}
     masked, _ = masker(m, **options)(ids.clone())
     name = "if mask_replace_prob is 0.3 and random_replace_prob is 0.5"

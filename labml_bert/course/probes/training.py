@@ -83,6 +83,19 @@ class Unusual(Small):
         self.layers[0].kernel = nn.Parameter(torch.zeros(2, 2, 2))
 
 
+class Shared(Small):
+    """Its blocks are in an encoder, one of them is a list, and two matrices are in the model twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        shared = next(self.layers[0].children())
+        blocks = self.layers
+        self.encoder = nn.ModuleDict({"layer": blocks})
+        del self.layers
+        blocks.append(nn.ModuleList([nn.Linear(4, 3), shared]))
+        self.head.weight = self.embedding.weight
+
+
 def names_of(model: nn.Module, parameters: list[nn.Parameter]) -> list[str]:
     """The sorted names of parameters, in which a parameter can occur twice."""
     names = {id(p): name for name, p in model.named_parameters()}
@@ -98,10 +111,12 @@ def probe_groups(m: Any) -> Iterator[tuple[str, Any]]:
             yield f"the parameters of the {name} group{words}", names_of(model, group["params"])
             yield f"the weight decay of the {name} group{words}", group["weight_decay"]
             yield f"has_decay of the {name} group{words}", group["has_decay"]
-    unusual = Unusual()
-    for name, group in zip(("first", "second"), m.parameter_groups(unusual, 0.1), strict=True):
-        words = "with parameters of none and of three dimensions"
-        yield f"the parameters of the {name} group, {words}", names_of(unusual, group["params"])
+    for other, words in (
+        (Unusual(), "with parameters of none and of three dimensions"),
+        (Shared(), "with shared matrices"),
+    ):
+        for name, group in zip(("first", "second"), m.parameter_groups(other, 0.1), strict=True):
+            yield f"the parameters of the {name} group, {words}", names_of(other, group["params"])
 
 
 def probe_matrices(m: Any) -> Iterator[tuple[str, Any]]:
@@ -110,6 +125,9 @@ def probe_matrices(m: Any) -> Iterator[tuple[str, Any]]:
     unusual = Unusual()
     matrices = names_of(unusual, m.block_matrices(unusual))
     yield "the names of the matrices, with a parameter of three dimensions in a block", matrices
+    shared = Shared()
+    matrices = names_of(shared, m.block_matrices(shared))
+    yield "the names of the matrices, with the blocks in an encoder, and a shared matrix", matrices
 
 
 def probe_set_learning_rate(m: Any) -> Iterator[tuple[str, Any]]:
@@ -131,8 +149,8 @@ def probe_set_learning_rate(m: Any) -> Iterator[tuple[str, Any]]:
         for key in ("lr", "eps", "weight_decay"):
             for name, group in zip(groups, (g for o in optimizers for g in o.param_groups), strict=True):
                 yield f"{key} of {name} in step 3, {words} bias correction", float(group[key])
-        reported = optimizers[0].param_groups[0].get("learning_rate")
-        yield f"learning_rate of the group of matrices of AdamW, {words} bias correction", reported
+        for name, group in zip(groups, optimizers[0].param_groups, strict=False):
+            yield f"learning_rate of {name}, {words} bias correction", group.get("learning_rate")
         alone = m.make_optimizers(Small(), replace(arguments, optimizer="adamw"))
         m.set_learning_rate(alone, arguments, 3, 0.1)
         yield f"lr in step 3 without Muon, {words} bias correction", float(alone[0].param_groups[0]["lr"])
