@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from labml_bert.checksums import SUMS, parse_json, read_sums, sums_for_saving
+from labml_bert.checksums import SUMS, file_state, parse_json, read_sums, sums_for_saving
 from labml_bert.files import (
     check_utf8,
     is_unreadable_folder,
@@ -271,9 +271,13 @@ def load_checkpoint(run_path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         raise unreadable(path, error.strerror) from None
     # Raise the error of a damaged `SHA256SUMS` here. Its remedy isn't a new run.
     read_sums(run_path)
+    state = file_state(path)
     try:
         return read_checkpoint(path)
     except ValueError as error:
+        # The run itself may have replaced its checkpoint meanwhile.
+        if file_state(path) != state:
+            return load_checkpoint(run_path)
         try:
             step = read_checkpoint(previous)[0]["step"]
         except ValueError:

@@ -20,8 +20,8 @@ Each of the following can change the result:
 - a budget of minutes, because the learning rate and the sequence lengths then depend on the clock;
 - a different number of threads, because numbers are then added in a different order;
 - a different number of processes or micro-batches, for the same reason and because dropout masks change;
-- a different processor, version of PyTorch or precision, or compiling the model in only one of the two runs,
-  because numbers are then rounded differently;
+- a different processor, version of PyTorch or precision, or compiling the model in only one of the two runs
+  or twice in one process, because numbers are then rounded differently;
 - a GPU, because some sums, such as those in the gradient of attention, add numbers in the order in which
   threads finish;
 - three or more processes, because the order in which their gradients are added isn't fixed.

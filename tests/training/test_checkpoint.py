@@ -263,6 +263,27 @@ def test_other_optimizers_are_saved_and_restored(
     assert torch.equal(model.weight, other.weight)
 
 
+def test_a_checkpoint_that_is_replaced_while_it_is_read_is_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The header of one checkpoint, read with the tensors of the next, looks like damage."""
+    trainer, next_batch = new_trainer(tmp_path, steps=3)
+    train(trainer, next_batch)
+    read, reads = checkpoint.read_checkpoint, 0
+
+    def read_beside_a_run(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        nonlocal reads
+        reads += 1
+        if reads == 1:
+            trainer.save()
+            raise ValueError("the sha256 differs")
+        return read(path)
+
+    monkeypatch.setattr(checkpoint, "read_checkpoint", read_beside_a_run)
+    assert load_checkpoint(tmp_path)[0]["step"] == 3
+    assert reads == 2
+
+
 def test_weights_that_do_not_fit_are_named() -> None:
     model = torch.nn.Linear(2, 3)
     weights = {name: weight.clone() for name, weight in named_weights(model).items()}
