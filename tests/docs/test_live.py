@@ -21,8 +21,9 @@ import numpy as np
 import pytest
 import torch
 
-from labml_bert import modern
+from labml_bert import export, modern
 from labml_bert.bert import BertConfig
+from labml_bert.data.tokenizers import character_tokenizer, save_tokenizer
 from labml_bert.export import describe_weights, to_float16
 from labml_bert.models import BertForMaskedLM
 from labml_bert.modern import ModernBertConfig, ModernBertForMaskedLM
@@ -845,6 +846,31 @@ def test_a_text_that_is_too_long_can_be_undone(server: str, page: Page) -> None:
     page.keyboard.press("Control+z")
     assert page.input_value(".live textarea") == "My own sentence."
     assert page.locator(".letter").count() == 16 and page.inner_text(".live .note") == ""
+
+
+def test_the_sentences_are_cut_for_a_model_with_few_positions(
+    server: str, page: Page, tmp_path: Path
+) -> None:
+    tokenizer = character_tokenizer(["the model reads only this"])
+    size = tokenizer.get_vocab_size()
+    model = BertForMaskedLM(BertConfig(size, 16, 1, 2, 24, max_position_embeddings=16))
+    model.save_pretrained(tmp_path)
+    save_tokenizer(tokenizer, tmp_path)
+    export.main([str(tmp_path), "--to", "web"])
+
+    def answer(route: Any) -> None:
+        name = route.request.url.partition("?")[0].rpartition("/")[2]
+        route.fulfill(body=(tmp_path / "web" / name).read_bytes())
+
+    page.route("**/docs/live/model/*", answer)
+    page.goto(server + "live/", wait_until="networkidle")
+    page.dispatch_event(".live .start", "click")
+    page.wait_for_selector(".live.running .letter")
+    assert page.locator(".letter").count() == 16
+    assert "Only the first 16 characters count" in page.inner_text(".live .note")
+    page.locator(".letter").first.click()
+    page.wait_for_selector(".live .guesses")
+    assert "of 1." in page.inner_text(".live")
 
 
 def test_a_resting_mouse_is_no_reader(server: str, page: Page) -> None:
