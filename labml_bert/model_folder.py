@@ -134,7 +134,7 @@ def write_model(folder: Path, config: dict[str, Any], tensors: dict[str, Tensor]
     with the old configuration: `SHA256SUMS` lists the new configuration before the weights are replaced.
     """
     make_folder(folder)
-    text = json.dumps(config, indent=2, sort_keys=True, default=int)
+    text = json.dumps(config, indent=2, sort_keys=True, default=lambda value: value.item())
     path = folder / "model.safetensors"
     with listing(path), whole_file(path) as part:
         write_tensors(part, tensors, {"format": "pt"})
@@ -158,7 +158,8 @@ def load_weights(
     parameters = dict(model.named_parameters())
     new = tuple(new_parameters)
     # Two heads can have tensors with the same names. But a pooler, `bert.pooler`, has been pretrained.
-    tensors = {n: tensor for n, tensor in tensors.items() if n.startswith("bert.") or not n.startswith(new)}
+    kept = "bert.pooler."
+    tensors = {n: tensor for n, tensor in tensors.items() if n.startswith(kept) or not n.startswith(new)}
     missing = [n for n in parameters if n not in tensors and not n.startswith(new)]
     if missing:
         raise ValueError(

@@ -7,9 +7,11 @@ import itertools
 import os
 import pickle
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
+import numpy as np
 import pytest
 import torch
 import transformers
@@ -258,6 +260,28 @@ def test_a_model_with_a_wrapped_layer_is_not_saved(wrap, tmp_path: Path) -> None
     ):
         model.save_pretrained(tmp_path / "folder")
     assert not (tmp_path / "folder").exists()
+
+
+def test_any_layer_can_be_a_new_one(tmp_path: Path) -> None:
+    """Except for a pooler, which keeps what the file has."""
+    model = BertForPreTraining(replace(random_config(0), num_hidden_layers=2))
+    perturb_weights(model, 0)
+    model.save_pretrained(tmp_path)
+    prefixes = ("bert.encoder.layer.1.", "bert.pooler.", "cls.")
+    loaded = BertForPreTraining.from_pretrained(tmp_path, new_parameters=prefixes)
+    for (name, ours), theirs in zip(loaded.named_parameters(), model.parameters(), strict=True):
+        assert torch.equal(ours, theirs) != name.startswith(("bert.encoder.layer.1.", "cls.")), name
+
+
+def test_numbers_of_numpy_and_torch_are_saved_as_they_are(tmp_path: Path) -> None:
+    class WithSettings(BertForMaskedLM):
+        @property
+        def extra_config(self) -> dict[str, object]:
+            return {"temperature": torch.tensor(1.5), "threshold": np.float32(0.25), "n": np.int64(5)}
+
+    WithSettings(random_config(0)).save_pretrained(tmp_path)
+    content = model_folder.read_json(tmp_path)
+    assert [content[name] for name in ("temperature", "threshold", "n")] == [1.5, 0.25, 5]
 
 
 def test_what_would_not_be_loaded_is_not_saved(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ For each choice, a function here makes a `Tokenizer` of Hugging Face
 tokenizers to files that `transformers` can read too.
 """
 
+import hashlib
 import json
 import re
 import threading
@@ -25,7 +26,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 from torch import Tensor
 
 from labml_bert.checks import LARGEST_VALUES
-from labml_bert.checksums import parse_json, read_checked, write_checked
+from labml_bert.checksums import parse_json, read_checked, read_sums, write_checked
 from labml_bert.files import make_folder, unreadable
 from labml_bert.stdout import hide_stderr
 
@@ -368,13 +369,15 @@ def load_tokenizer(path: Path, vocab_size: int | None = None) -> Tokenizer:
 def check_same_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
     """
     Raises `ValueError` if the run in `folder` was started with a different tokenizer. Accepts a damaged or
-    missing `tokenizer.json`, because the file will be written again.
+    missing `tokenizer.json`, because the file will be written again, if `SHA256SUMS` lists this tokenizer.
     """
+    text = plain_tokenizer(tokenizer).to_str(pretty=True)
     try:
-        before = parse_json(read_checked(folder / "tokenizer.json"))
+        is_same = parse_json(read_checked(folder / "tokenizer.json")) == parse_json(text)
     except (OSError, ValueError):
-        return
-    if before != parse_json(plain_tokenizer(tokenizer).to_str()):
+        digest = hashlib.sha256((text + "\n").encode()).hexdigest()
+        is_same = read_sums(folder).get("tokenizer.json", digest) == digest
+    if not is_same:
         raise ValueError(
             f"the tokenizer has changed since {folder} was started; use the text, the model and the new "
             "tokens as they were, or start a new run"

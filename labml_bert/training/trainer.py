@@ -412,7 +412,7 @@ class Step:
         # the scale, and the update is skipped. To check for this overflow, we have to wait for the device.
         has_overflowed = scaler.is_enabled() and not norm < math.inf and scaler.get_scale() > 1
         is_finite = (norm < math.inf) | has_overflowed
-        is_good = is_finite & (world_size() * self.loss < trainer.largest_loss)
+        is_good = is_finite & (-math.inf < self.loss) & (world_size() * self.loss < trainer.largest_loss)
         trainer.has_failed.logical_or_(~is_good)
         # Each process knows only its part of the loss, but if one process skips an update, all must skip it.
         all_reduce_flag(trainer.has_failed)

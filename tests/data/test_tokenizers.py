@@ -395,3 +395,14 @@ def test_how_a_tokenizer_pads_and_truncates_makes_no_other_tokenizer(tmp_path: P
         check_same_tokenizer(tokenizer, tmp_path)
     with pytest.raises(ValueError, match="the tokenizer has changed since"):
         check_same_tokenizer(word_tokenizer(["a dog a dog"]), tmp_path)
+
+
+@pytest.mark.parametrize("is_missing", [True, False])
+def test_a_damaged_tokenizer_is_only_replaced_by_the_same_one(tmp_path: Path, is_missing: bool) -> None:
+    tokenizer = word_tokenizer(["the cat the cat"])
+    save_tokenizer(tokenizer, tmp_path)
+    path = tmp_path / "tokenizer.json"
+    path.unlink() if is_missing else path.write_text("")
+    check_same_tokenizer(tokenizer, tmp_path)
+    with pytest.raises(ValueError, match="the tokenizer has changed since"):
+        check_same_tokenizer(word_tokenizer(["the dog the dog"]), tmp_path)

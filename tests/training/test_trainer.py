@@ -3,6 +3,7 @@
 import contextlib
 import itertools
 import json
+import math
 import os
 import re
 import signal
@@ -412,6 +413,16 @@ def test_an_infinite_gradient_of_a_finite_loss(precision: Any, scale: float | No
     bias.register_hook(lambda gradient: torch.full_like(gradient, torch.inf))
     train_on(next(trainer.steps()), next_batch())
     assert (trainer.failures.item() == 1) is is_failure
+
+
+def test_a_loss_of_minus_infinity_is_a_failure() -> None:
+    """Its gradient can be finite."""
+    trainer, next_batch = new_trainer(None)
+    step = next(trainer.steps())
+    for part in step.micro_batches(next_batch()):
+        step.backward(trainer.parallel(**part).loss - math.inf)
+    step.update()
+    assert trainer.failures.item() == 1
 
 
 def test_the_largest_loss_is_too_large() -> None:
