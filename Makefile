@@ -26,7 +26,7 @@ classifier: $(VENV)/.baselines
 ifeq (,$(findstring --check-only,$(ARGS)))
 	@test -n "$$FROM" || ls -d logs/bert_tiny/*/model >/dev/null 2>&1 || $(BIN)/python experiments/bert_tiny.py --minutes 2
 	@$(BIN)/python -m labml_bert.classify train "$$LABELS" --output classifier \
-		--from "$${FROM:-$$(dirname "$$(ls -dt logs/bert_tiny/*/model | head -n 1)")}" $(ARGS)
+		--from "$${FROM:-$$(dirname "$$(dirname "$$(ls -t logs/bert_tiny/*/model/config.json | head -n 1)")")}" $(ARGS)
 endif
 
 # Ours beside those of others. `make peers` installs them; without, ours is measured alone.

@@ -1,5 +1,6 @@
 """LoRA: the parameters that it trains, those that stay unchanged, and models after merging."""
 
+from copy import deepcopy
 from pathlib import Path
 
 import pytest
@@ -69,6 +70,19 @@ def test_a_merged_model_computes_the_same_and_is_an_ordinary_one(tmp_path: Path)
     model.save_pretrained(tmp_path)
     theirs = TheirTokenClassifier.from_pretrained(tmp_path).eval()
     torch.testing.assert_close(theirs(IDS).logits, expected, atol=TOLERANCE, rtol=0)
+
+
+def test_a_copy_can_be_merged_while_the_original_trains_on() -> None:
+    model = make_model()
+    add_lora(model.bert, r=2)
+    fine_tune(model, ROWS, 1e-2, epochs=1, batch_size=10)
+    copy, expected = deepcopy(model), model(IDS).logits
+    merge_lora(copy.bert)
+    torch.testing.assert_close(copy(IDS).logits, expected)
+    fine_tune(model, ROWS, 1e-2, epochs=1, batch_size=10)
+    torch.testing.assert_close(copy(IDS).logits, expected)
+    assert not torch.allclose(model(IDS).logits, expected, atol=1e-3)
+    merge_lora(model.bert)
 
 
 def test_the_sum_is_scaled_by_alpha_over_r() -> None:

@@ -4,7 +4,11 @@
 The options of an experiment are a dataclass. Each field is a command-line option, and the field's value is
 the option's default. The docstring below the field explains the value, and is also the `--help` text.
 [tyro](https://github.com/brentyi/tyro) reads the fields and the docstrings. So each value and its explanation
-are written only once, in the script that uses the value."""
+are written only once, in the script that uses the value.
+
+Your own script can add fields to `RunOptions`: numbers, texts, flags, `Literal` choices, optional values, or
+tuples of these. A field of another type, such as a path, must be marked as `OPERATIONAL`, and then it isn't
+saved with the run. The names `experiment` and `model` are taken."""
 
 import contextlib
 import errno
@@ -272,12 +276,28 @@ def restore_options(
     kinds = get_type_hints(type(defaults))
     names = defaults.configuration().keys() & values.keys()
     for name in names:
-        choices = get_args(kinds[name]) if get_origin(kinds[name]) is Literal else None
-        # In Python, `True` is also an `int`.
-        is_flag = isinstance(values[name], bool) and kinds[name] is not bool
-        if is_flag or (values[name] not in choices if choices else not isinstance(values[name], kinds[name])):
+        if not fits(values[name], kinds[name]):
             raise ValueError(f"{run_path} has {name} = {values[name]!r}, which is not valid; start a new run")
-    return replace(defaults, **{name: values[name] for name in names})
+    # In the checkpoint, a tuple is a list.
+    restored: dict[str, Any] = {
+        name: tuple(values[name]) if get_origin(kinds[name]) is tuple else values[name] for name in names
+    }
+    return replace(defaults, **restored)
+
+
+def fits(value: object, kind: Any) -> bool:
+    """Whether a value from a checkpoint is one of the type `kind`, such as `float | None`."""
+    origin, kinds = get_origin(kind), get_args(kind)
+    if origin is Literal:
+        return value in kinds
+    if origin in (Union, types.UnionType):
+        return any(fits(value, one) for one in kinds)
+    if origin in (tuple, list):
+        return isinstance(value, list)
+    # In Python, `True` is also an `int`. A `float` may be written as an `int`.
+    if isinstance(value, bool):
+        return kind is bool
+    return isinstance(value, int | float if kind is float else kind)
 
 
 def without_default_flags(argv: list[str], defaults: RunOptions) -> list[str]:
@@ -346,10 +366,12 @@ def resume_options(options: RunOptions) -> list[str]:
 
 
 def as_words(name: str, value: Any) -> list[str]:
-    """Returns an option and its value as command-line arguments. An option that is `True` needs no value."""
+    """Returns an option and its value as command-line arguments. A flag has no value."""
     # `from_` ends in an underscore because `from` is a keyword of Python.
     flag = f"--{name.rstrip('_').replace('_', '-')}"
-    return [flag] if value is True else [flag, as_operand(str(value))]
+    if isinstance(value, bool):
+        return [flag if value else flag.replace("--", "--no-", 1)]
+    return [flag, as_operand(str(value))]
 
 
 def usage_error(message: str) -> NoReturn:
