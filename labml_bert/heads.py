@@ -27,8 +27,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from labml_bert.bert import BertConfig, init_weights
+from labml_bert.checksums import reading
 from labml_bert.mlm import IGNORE, masked_lm_loss
-from labml_bert.model_folder import read_json
+from labml_bert.model_folder import MODEL_FILES, read_json
 from labml_bert.models import BertPreTrainedModel
 
 # Parameters with these prefixes start with new values, even if the folder has a head with the same names. The
@@ -61,10 +62,11 @@ class BertForFineTuning(BertPreTrainedModel):
         with another head and you pass no `new_parameters`, or if its `classifier_dropout` isn't from 0 to 1.
         The layers of two heads can have the same name and shape, so the tensors don't tell the heads apart.
         """
-        if not new_parameters:
-            check_head(Path(folder), cls)
-        model = super().from_pretrained(folder, new_parameters, **arguments)
-        p = read_json(Path(folder)).get("classifier_dropout")
+        with reading(Path(folder), *MODEL_FILES) as path:
+            if not new_parameters:
+                check_head(path, cls)
+            model = super().from_pretrained(path, new_parameters, **arguments)
+            p = read_json(path).get("classifier_dropout")
         if p is not None and isinstance(dropout := getattr(model, "dropout", None), nn.Dropout):
             if type(p) not in (int, float) or not 0 <= p <= 1:
                 raise ValueError(f"{folder} has classifier_dropout = {p!r}; use a number from 0 to 1")
@@ -114,9 +116,10 @@ class BertClassifier(BertForFineTuning):
         cls, folder: Path | str, new_parameters: Sequence[str] = (), **arguments: Any
     ) -> Self:
         """Works like `BertForFineTuning.from_pretrained`. By default, reads `labels` from the folder."""
-        if "labels" not in arguments:
-            arguments["labels"] = read_labels(Path(folder))
-        return super().from_pretrained(folder, new_parameters, **arguments)
+        with reading(Path(folder), *MODEL_FILES) as path:
+            if "labels" not in arguments:
+                arguments["labels"] = read_labels(path)
+            return super().from_pretrained(path, new_parameters, **arguments)
 
 
 class ClassifierOutput(NamedTuple):

@@ -127,6 +127,12 @@ def check_names(model: nn.Module) -> None:
             )
 
 
+def as_entries(config: BertConfig | ModernBertConfig) -> dict[str, Any]:
+    """The settings as entries of `config.json`, where `transformers` refuses an integer for a float."""
+    values = {field: getattr(config, field.name) for field in fields(config)}
+    return {f.name: float(value) if f.type in (float, "float") else value for f, value in values.items()}
+
+
 def write_model(folder: Path, config: dict[str, Any], tensors: dict[str, Tensor]) -> None:
     """
     Writes `model.safetensors` and `config.json` to `folder`, which is created if it's missing. An older model

@@ -18,7 +18,7 @@ Letters for sizes: `B` sequences in the batch, `T` tokens in a sequence, `P` out
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from labml_bert.bert import BertConfig, BertModel, BertModelOutput, init_weights
+from labml_bert.checksums import reading
 from labml_bert.mlm import (
     BertLMPredictionHead,
     MaskedLMOutput,
@@ -36,6 +37,8 @@ from labml_bert.mlm import (
 )
 from labml_bert.model_folder import (
     ALIASES,
+    MODEL_FILES,
+    as_entries,
     check_names,
     check_sizes,
     check_tensors,
@@ -114,7 +117,7 @@ class BertPreTrainedModel(nn.Module):
             raise ValueError(f"a layer has LoRA or another parametrization; {remedy}")
         check_names(self)
         kind = {"architectures": [type(self).__name__], "model_type": "bert", "hidden_act": "gelu"}
-        config = kind | asdict(self.config) | self.extra_config
+        config = kind | as_entries(self.config) | self.extra_config
         # `named_parameters` lists the tied embedding only once, under its name in the encoder.
         write_model(Path(folder), config, dict(self.named_parameters()))
 
@@ -129,15 +132,15 @@ class BertPreTrainedModel(nn.Module):
         keep their initial values. The pooler is an exception: if the file has one, it's loaded. `arguments`
         go to the constructor.
 
-        Raises `ValueError` if a file is missing or damaged, if any other parameter is missing, if the sizes
-        of the tensors don't match `config.json`, or if a setting isn't implemented.
+        Raises `ValueError` if a file is missing, damaged, or replaced meanwhile, if any other parameter is
+        missing, if the sizes of the tensors don't match `config.json`, or if a setting isn't implemented.
         """
-        folder = Path(folder)
-        config, tensors = read_config(folder), read_tensors(folder)
-        check_sizes(config, tensors, folder / "model.safetensors")
-        check_tensors(config, tensors, folder / "model.safetensors")
+        with reading(Path(folder), *MODEL_FILES) as path:
+            config, tensors = read_config(path), read_tensors(path)
+        check_sizes(config, tensors, path / "model.safetensors")
+        check_tensors(config, tensors, path / "model.safetensors")
         model = cls(config, **arguments)
-        load_weights(model, tensors, folder / "model.safetensors", new_parameters)
+        load_weights(model, tensors, path / "model.safetensors", new_parameters)
         return model.eval()
 
     def resize_token_embeddings(self, vocab_size: int) -> None:

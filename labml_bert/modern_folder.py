@@ -13,7 +13,7 @@ of each layer, and give a theta for each type.
     model = from_pretrained("folder")
 """
 
-from dataclasses import asdict, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,10 @@ import torch
 from torch import Tensor
 
 from labml_bert.checks import check_modern_config
+from labml_bert.checksums import reading
 from labml_bert.model_folder import (
+    MODEL_FILES,
+    as_entries,
     check_names,
     check_tensors,
     load_weights,
@@ -61,7 +64,7 @@ def save_pretrained(model: ModernBertForMaskedLM, folder: Path | str) -> None:
     # Without these entries, `transformers` uses the ids of the published tokenizer. It warns about ids that
     # aren't in the vocabulary.
     ids = dict.fromkeys(("bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id"))
-    config = {"architectures": [type(model).__name__], **SUPPORTED, **ids, **asdict(model.config)}
+    config = {"architectures": [type(model).__name__], **SUPPORTED, **ids, **as_entries(model.config)}
     write_model(Path(folder), config, dict(model.named_parameters()))
 
 
@@ -70,12 +73,13 @@ def from_pretrained(folder: Path | str) -> ModernBertForMaskedLM:
     Loads a model from a folder written by `save_pretrained` or by `transformers`, and returns it in eval
     mode.
 
-    Raises `ValueError` if a file or a parameter is missing, if a file is damaged, if the sizes of the tensors
-    don't match `config.json`, or if `config.json` describes a model that isn't implemented.
+    Raises `ValueError` if a file or a parameter is missing, if a file is damaged or replaced meanwhile, if
+    the sizes of the tensors don't match `config.json`, or if that file describes a model that isn't
+    implemented.
     """
-    folder = Path(folder)
-    config, tensors = read_config(folder), read_tensors(folder)
-    path = folder / "model.safetensors"
+    with reading(Path(folder), *MODEL_FILES) as real_folder:
+        config, tensors = read_config(real_folder), read_tensors(real_folder)
+    path = real_folder / "model.safetensors"
     check_sizes(config, tensors, path)
     check_tensors(config, tensors, path)
     model = ModernBertForMaskedLM(config)

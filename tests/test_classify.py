@@ -363,7 +363,8 @@ def test_make_classifier_checks_the_labels_then_pretrains_once(tmp_path: Path) -
     python.parent.mkdir(parents=True)
     python.write_text(
         '#!/bin/sh\necho "$@" >> calls\n'
-        'case "$1 $4" in *bert_tiny*) mkdir -p logs/bert_tiny/b/model;; *bad.csv) exit 2;; esac\n'
+        'case "$1 $4" in *bert_tiny*) mkdir -p logs/bert_tiny/b/model && '
+        "touch logs/bert_tiny/b/model/config.json;; *bad.csv) exit 2;; esac\n"
     )
     python.chmod(0o755)
     for name in ("bin/pip", ".run", ".baselines"):
@@ -386,8 +387,11 @@ def test_make_classifier_checks_the_labels_then_pretrains_once(tmp_path: Path) -
     assert make("FROM=my_bert") == [check, train.replace("logs/bert_tiny/b", "my_bert")]
     assert make("LABELS=bad.csv") == [check.replace("labels.csv", "bad.csv")]
     assert make() == [check, "experiments/bert_tiny.py --minutes 2", train]
-    (tmp_path / "logs" / "bert_tiny" / "c" / "model").mkdir(parents=True)
-    os.utime(tmp_path / "logs" / "bert_tiny" / "c" / "model", (0, 0))  # This run is older.
+    # This run is older, although something was written to its folder later.
+    older = tmp_path / "logs" / "bert_tiny" / "c" / "model"
+    older.mkdir(parents=True)
+    (older / "config.json").touch()
+    os.utime(older / "config.json", (0, 0))
     assert make("ARGS=--epochs 2") == [f"{check} --epochs 2", f"{train} --epochs 2"]
     assert make("ARGS=--check-only") == [f"{check} --check-only"]
     name = 'my "labels" `today`.csv'

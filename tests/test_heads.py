@@ -11,6 +11,7 @@ import torch
 import transformers
 from torch import Tensor
 
+from labml_bert import heads
 from labml_bert.bert import BertConfig
 from labml_bert.checksums import SUMS
 from labml_bert.data.tokenizers import save_tokenizer, wordpiece_tokenizer
@@ -336,3 +337,23 @@ def test_any_other_architecture_is_left_to_the_weights(architectures: object, tm
     BertForQuestionAnswering.from_pretrained(tmp_path)
     with pytest.raises(ValueError, match=r"has no classifier\.(weight|bias)"):
         BertForTokenClassification.from_pretrained(tmp_path)
+
+
+def test_a_classifier_never_gets_the_labels_of_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process saves a classifier to the same folder after the labels have been read."""
+    old, new = (
+        BertForSequenceClassification(random_config(0), labels) for labels in (["no", "yes"], ["yes", "no"])
+    )
+    old.save_pretrained(tmp_path)
+    read_labels = heads.read_labels
+
+    def read_and_replace(folder: Path) -> list[str]:
+        labels = read_labels(folder)
+        new.save_pretrained(tmp_path)
+        return labels
+
+    monkeypatch.setattr(heads, "read_labels", read_and_replace)
+    with pytest.raises(ValueError, match="was replaced while it was read; try again"):
+        BertForSequenceClassification.from_pretrained(tmp_path)

@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.nn.utils import prune
 
-from labml_bert import model_folder, modern_folder
+from labml_bert import model_folder, models, modern_folder
 from labml_bert.bert import BertConfig, BertModel
 from labml_bert.checksums import SUMS
 from labml_bert.mlm import IGNORE
@@ -260,6 +260,43 @@ def test_a_model_with_a_wrapped_layer_is_not_saved(wrap, tmp_path: Path) -> None
     ):
         model.save_pretrained(tmp_path / "folder")
     assert not (tmp_path / "folder").exists()
+
+
+@pytest.mark.parametrize("kind", ["bert", "modern"])
+def test_a_model_that_is_replaced_while_it_is_read_is_refused(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2}
+    old, new = (random_model(kind, 20, 0, **sizes, num_attention_heads=heads) for heads in (2, 4))
+    module, save = (
+        (models, BertForMaskedLM.save_pretrained)
+        if kind == "bert"
+        else (modern_folder, modern_folder.save_pretrained)
+    )
+    save(old, tmp_path)
+    read_config = module.read_config
+
+    def read_and_replace(folder: Path) -> object:
+        config = read_config(folder)
+        save(new, tmp_path)
+        return config
+
+    monkeypatch.setattr(module, "read_config", read_and_replace)
+    load = BertForMaskedLM.from_pretrained if kind == "bert" else modern_folder.from_pretrained
+    with pytest.raises(ValueError, match="was replaced while it was read; try again"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["bert", "modern"])
+def test_an_integer_is_saved_as_a_float_where_transformers_needs_one(kind: str, tmp_path: Path) -> None:
+    if kind == "bert":
+        config = replace(random_config(0), initializer_range=1, layer_norm_eps=1)
+        BertForMaskedLM(config).save_pretrained(tmp_path)
+    else:
+        modern = ModernBertConfig(20, 16, 1, 2, 24, pad_token_id=0, initializer_range=1, norm_eps=1)
+        modern_folder.save_pretrained(ModernBertForMaskedLM(modern), tmp_path)
+    theirs = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path)
+    assert type(theirs.config.initializer_range) is float
 
 
 def test_any_layer_can_be_a_new_one(tmp_path: Path) -> None:
