@@ -105,16 +105,14 @@ def check_tensors(config: BertConfig | ModernBertConfig, tensors: dict[str, Tens
 def check_names(model: nn.Module) -> None:
     """
     Raises `ValueError` if another library has wrapped a layer, if `model` contains a layer twice, or if it
-    has something to save that isn't a weight or a bias.
+    has a buffer that belongs to its state.
     """
     first_names: dict[int, str] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         *modules, last = name.split(".")
-        if last not in ("weight", "bias") or any(module.startswith("_") for module in modules):
-            raise ValueError(
-                f"{name} is in a wrapped layer, or isn't the weight or the bias of a layer; unwrap the "
-                "layer, or use torch.save instead"
-            )
+        # Old functions of PyTorch that prune or normalize a weight add one of these endings to its name.
+        if last.endswith(("_orig", "_g", "_v")) or any(module.startswith("_") for module in modules):
+            raise ValueError(f"{name} is in a wrapped layer; unwrap the layer before you save the model")
         first = first_names.setdefault(id(parameter), name)
         # The file contains a tied decoder only once, as the embedding.
         if name not in (first, "decoder.weight"):

@@ -159,7 +159,7 @@ def test_a_model_that_could_not_be_loaded_is_not_saved(tmp_path: Path) -> None:
     prune.l1_unstructured(model.model.layers[0].attn.Wo, "weight", 0.5)
     with pytest.raises(
         ValueError,
-        match="is in a wrapped layer, or isn't the weight or the bias of a layer; unwrap the layer",
+        match="is in a wrapped layer; unwrap the layer before you save the model",
     ):
         save_pretrained(model, tmp_path / "folder")
     assert not (tmp_path / "folder").exists()

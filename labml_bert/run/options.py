@@ -6,9 +6,9 @@ the option's default. The docstring below the field explains the value, and is a
 [tyro](https://github.com/brentyi/tyro) reads the fields and the docstrings. So each value and its explanation
 are written only once, in the script that uses the value.
 
-Your own script can add fields to `RunOptions`: numbers, texts, flags, `Literal` choices, optional values, or
-tuples of these. A field of another type, such as a path, must be marked as `OPERATIONAL`, and then it isn't
-saved with the run. The names `experiment` and `model` are taken."""
+Your own script adds `schedule`, and can add other fields to `RunOptions`: numbers, texts, flags, `Literal`
+choices, optional values, or tuples of these. A field of another type, such as a path, must be marked as
+`OPERATIONAL`, and then it isn't saved with the run. The names `experiment` and `model` are taken."""
 
 import contextlib
 import errno
