@@ -23,9 +23,12 @@ HARDLY_BETTER = 0.95
 
 
 def inline_code(value: object) -> str:
-    """Formats a value as inline code in Markdown. Replaces backticks and characters that can't be printed."""
-    text = str(value).replace("`", "'")
-    return f"`{''.join(c if c.isprintable() else '?' for c in text)}`"
+    """Formats a value as inline code in Markdown. Replaces characters that can't be printed with `?`."""
+    text = "".join(c if c.isprintable() else "?" for c in str(value))
+    # Code ends at as many backticks as it starts with. Spaces keep its own backticks apart from these.
+    fence = "`" * (1 + max(map(len, re.findall("`+", text)), default=0))
+    space = " " if text.startswith("`") or text.endswith("`") else ""
+    return f"{fence}{space}{text}{space}{fence}"
 
 
 def escape(text: str) -> str:

@@ -61,11 +61,14 @@ def test_the_card_of_a_classifier(tmp_path: Path) -> None:
 
 
 def test_names_cannot_break_the_card(tmp_path: Path) -> None:
-    assert inline_code("a`b\nc\x1b[0m") == "`a'b?c?[0m`"
+    assert inline_code("a\nc\x1b[0m") == "`a?c?[0m`"
+    # In Markdown, these are a`b, `a, a``b`c and ``.
+    assert inline_code("a`b") == "``a`b``" and inline_code("`a") == "`` `a ``"
+    assert inline_code("a``b`c") == "```a``b`c```" and inline_code("``") == "``` `` ```"
     assert table(("a|b",), [("c|d",)]) == "| a\\|b |\n|---|\n| c\\|d |"
     write_pretraining_card(tmp_path, ["python"], FACTS)
     text = (tmp_path / "README.md").read_text()
-    assert "`my'|?text`" in text and "| `corpus` | `my'\\|?text` |" in text
+    assert "``my`|?text``" in text and "| `corpus` | ``my`\\|?text`` |" in text
 
 
 def test_a_run_saves_a_card_with_its_model(
