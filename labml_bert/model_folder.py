@@ -111,14 +111,16 @@ def check_names(model: nn.Module) -> None:
     for name, parameter in model.named_parameters(remove_duplicate=False):
         *modules, last = name.split(".")
         # Old functions of PyTorch that prune or normalize a weight add one of these endings to its name.
-        if last.endswith(("_orig", "_g", "_v")) or any(module.startswith("_") for module in modules):
+        is_renamed = last.endswith("_orig") or last in ("weight_g", "weight_v")
+        if is_renamed or any(module.startswith("_") for module in modules):
             raise ValueError(f"{name} is in a wrapped layer; unwrap the layer before you save the model")
         first = first_names.setdefault(id(parameter), name)
         # The file contains a tied decoder only once, as the embedding.
         if name not in (first, "decoder.weight"):
             raise ValueError(f"{name} and {first} are the same; copy the layer before you save the model")
     for module in model.modules():
-        if buffers := module._buffers.keys() - module._non_persistent_buffers_set:
+        buffers = {name for name, buffer in module._buffers.items() if buffer is not None}
+        if buffers := buffers - module._non_persistent_buffers_set:
             raise ValueError(
                 f"{type(module).__name__} has a buffer, {min(buffers)}, and only parameters are saved; use "
                 "torch.save instead"

@@ -335,6 +335,8 @@ def test_what_would_not_be_loaded_is_not_saved(tmp_path: Path) -> None:
         def __init__(self, config: BertConfig):
             super().__init__(config)
             self.temperature = nn.Parameter(torch.ones(1))
+            # Its buffers are `None`.
+            self.norm = nn.BatchNorm1d(4, track_running_stats=False)
 
     other = WithTemperature(model.config)
     nn.init.constant_(other.temperature, 2.5)
