@@ -4,9 +4,8 @@ BERT and masked language modeling: annotated, tested, and run.
 `bert.py`, `mlm.py`, `nsp.py` and `modern.py` need only PyTorch, and each one works alone in your own project.
 The other modules are for training and using the models.
 
-The commands check what you type and what they read from files. Python functions check less: pass them what
-their type hints and docstrings ask for. Don't use a model, a tokenizer or a random generator in two threads
-at the same time.
+The commands check everything you type and every file they read. Python functions check less, so pass them
+arguments that fit their type hints and docstrings.
 """
 
 import os

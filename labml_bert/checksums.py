@@ -78,11 +78,15 @@ def file_sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def text_sha256(text: str) -> str:
+    """The sha256 of the file that `write_checked` writes."""
+    return hashlib.sha256((text + "\n").encode()).hexdigest()
+
+
 def write_checked(path: Path, text: str) -> None:
     """Writes a text and a final newline, atomically, and adds the file to `SHA256SUMS`, as `listing` does."""
-    data = (text + "\n").encode()
-    with listing(path, hashlib.sha256(data).hexdigest()), whole_file(path) as part:
-        part.write_bytes(data)
+    with listing(path, text_sha256(text)), whole_file(path) as part:
+        part.write_bytes((text + "\n").encode())
 
 
 @contextlib.contextmanager

@@ -284,7 +284,7 @@ def train_simcse(
         elif isinstance(module, ModernBertAttention):
             module.attention_dropout = dropout
     device = next(model.parameters()).device
-    # In float16, small gradients would underflow to zero.
+    # Without a gradient scaler, small float16 gradients would underflow to zero.
     precision: Precision = "float32" if choose_precision(device) == "float16" else "auto"
     model.zero_grad()
     optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate)

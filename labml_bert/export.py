@@ -238,9 +238,9 @@ def make_graph(model: BertForMaskedLM, encoder_only: bool) -> Graph:
 
 def write_onnx(path: Path, model: BertForMaskedLM, encoder_only: bool = False) -> float | None:
     """
-    Writes the graph to one file, and leaves the model in eval mode. The graph takes any number of rows, of
-    any length up to the number of positions. If `onnxruntime` is installed, this function runs the graph on
-    random tokens, and returns the largest difference from torch's outputs. Otherwise, it returns `None`.
+    Switches the model to eval mode, and writes the graph to one file. The graph takes any number of rows, of
+    any length up to the number of positions. If `onnxruntime` is installed, runs the graph on random tokens,
+    and returns the largest difference between its outputs and those of torch. Otherwise, returns `None`.
 
     Raises `ValueError` if a package is missing, if the model isn't in float32 or has fewer than 3 positions,
     or if an output differs by more than `TOLERANCE`.

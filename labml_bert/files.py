@@ -105,7 +105,7 @@ def naming(path: Path) -> Iterator[None]:
         is_unnamed = error.filename is None or str(error.filename).endswith(PART)
         if error.errno is not None and is_unnamed:
             error.filename = str(path)
-            # `None` would be printed as a second name.
+            # Python would print even `None` as a second file name.
             del error.filename2
         raise
 

@@ -96,7 +96,7 @@ def encode_as_saved(
     is_bert = settings.get("tokenizer_class") in (None, "BertTokenizer", "BertTokenizerFast")
     inputs = settings.get("model_input_names")
     has_types = "token_type_ids" in inputs if isinstance(inputs, list) else is_bert
-    # Truncation is a setting of the tokenizer, so change it only in a copy.
+    # The settings below would change the caller's tokenizer, so work on a copy.
     tokenizer = Tokenizer.from_str(tokenizer.to_str())
     tokenizer.no_padding()
     tokenizer.encode_special_tokens = settings.get("split_special_tokens") is True
@@ -342,7 +342,7 @@ def predict(model: BertForSequenceClassification, rows: Sequence[Row], batch_siz
     order = sorted(range(len(rows)), key=lambda i: len(rows[i].input_ids))
     for start in range(0, len(order), batch_size):
         indices = order[start : start + batch_size]
-        # The targets of the rows aren't needed, so they may be missing or unknown.
+        # A prediction doesn't need targets, so a row may have none.
         inputs = [rows[i]._replace(targets={}) for i in indices]
         batch = collate_rows(inputs, device, model.config.pad_token_id)
         logits[indices] = model(**batch).logits.cpu()

@@ -81,8 +81,8 @@ def merge_lora(encoder: BertModel) -> None:
     if not all(parametrize.is_parametrized(linear, "weight") for linear in layers):
         raise ValueError("the encoder has no LoRA; call add_lora first")
     for linear in layers:
-        # PyTorch gave the layer a class of its own, and will now change that class. A deep copy of the layer
-        # has the same class, so give this layer another one first.
+        # The parametrized layer has a class of its own, which PyTorch is about to change. A deep copy of the
+        # layer has the same class, so first give the layer a new one.
         kind = type(linear)
         linear.__class__ = type(kind.__name__, kind.__bases__, dict(vars(kind)))
         parametrize.remove_parametrizations(linear, "weight")

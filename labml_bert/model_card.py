@@ -25,7 +25,8 @@ HARDLY_BETTER = 0.95
 def inline_code(value: object) -> str:
     """Formats a value as inline code in Markdown. Replaces characters that can't be printed with `?`."""
     text = "".join(c if c.isprintable() else "?" for c in str(value))
-    # Code ends at as many backticks as it starts with. Spaces keep its own backticks apart from these.
+    # The code is between two equal rows of backticks, longer than any in the text. If the text starts or ends
+    # with a backtick, Markdown needs a space in between.
     fence = "`" * (1 + max(map(len, re.findall("`+", text)), default=0))
     space = " " if text.startswith("`") or text.endswith("`") else ""
     return f"{fence}{space}{text}{space}{fence}"

@@ -6,7 +6,6 @@ A model in the format of transformers is a folder with two files. `config.json` 
 the weights to those of this project, and checks that sizes and weights fit together. `models.py` builds
 models from such folders."""
 
-import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import fields
@@ -27,6 +26,7 @@ from labml_bert.checksums import (
     read_checked,
     read_sums,
     sums_for_saving,
+    text_sha256,
     write_checked,
     write_sums,
 )
@@ -105,7 +105,7 @@ def check_tensors(config: BertConfig | ModernBertConfig, tensors: dict[str, Tens
 def check_names(model: nn.Module) -> None:
     """
     Raises `ValueError` if another library has wrapped a layer, if `model` contains a layer twice, or if it
-    has a buffer that belongs to its state.
+    has a persistent buffer.
     """
     first_names: dict[int, str] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
@@ -128,7 +128,7 @@ def check_names(model: nn.Module) -> None:
 
 
 def as_entries(config: BertConfig | ModernBertConfig) -> dict[str, Any]:
-    """The settings as entries of `config.json`, where `transformers` refuses an integer for a float."""
+    """Returns the settings for `config.json`. `transformers` refuses an integer where it expects a float."""
     values = {field: getattr(config, field.name) for field in fields(config)}
     return {f.name: float(value) if f.type in (float, "float") else value for f, value in values.items()}
 
@@ -144,8 +144,7 @@ def write_model(folder: Path, config: dict[str, Any], tensors: dict[str, Tensor]
     path = folder / "model.safetensors"
     with listing(path), whole_file(path) as part:
         write_tensors(part, tensors, {"format": "pt"})
-        digest = hashlib.sha256((text + "\n").encode()).hexdigest()
-        write_sums(folder, {**sums_for_saving(folder), "config.json": digest})
+        write_sums(folder, {**sums_for_saving(folder), "config.json": text_sha256(text)})
     write_checked(folder / "config.json", text)
 
 

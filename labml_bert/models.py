@@ -109,7 +109,7 @@ class BertPreTrainedModel(nn.Module):
         Writes `config.json` and `model.safetensors` to `folder`, which is created if it's missing.
 
         Raises `ValueError` if a layer has LoRA or another parametrization, if a layer is wrapped, for example
-        by `torch.compile`, if the model contains a layer twice, or if a subclass adds a buffer.
+        by `torch.compile`, if the model contains a layer twice, or if a subclass has a persistent buffer.
         `from_pretrained` could not load such a file.
         """
         if any(parametrize.is_parametrized(module) for module in self.modules()):

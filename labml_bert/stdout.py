@@ -24,7 +24,7 @@ from rich.segment import Segment
 
 # The longest error message, in characters. A damaged file can have a name or a value of any length.
 LONGEST_ERROR = 1000
-# Only one thread at a time may hide stderr. If two did, the second would restore the wrong one.
+# If two threads redirected stderr at once, it could be lost for good.
 STDERR_LOCK = threading.Lock()
 # `print_error` looks up the `errno` of an `OSError` in this table, and adds the remedy to the error message.
 REMEDIES = {
@@ -234,7 +234,7 @@ def print_note(line: str) -> None:
 
 @contextlib.contextmanager
 def hide_stderr() -> Iterator[None]:
-    """In the block, nothing is printed to stderr, not even by libraries that aren't written in Python."""
+    """Discards what is written to stderr in the block, even by libraries that aren't written in Python."""
     with STDERR_LOCK:
         saved, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, 2)

@@ -38,7 +38,7 @@ from labml_bert.course.track import STEPS
 def load(code: str | ast.Module, step: Step, filename: str) -> ModuleType:
     """
     Runs the code of a module, which may raise any exception, and returns the module. While the code runs,
-    `sys.modules` has this module, because dataclasses look up their annotations there.
+    the module is in `sys.modules`, where dataclasses look up the names in their annotations.
     """
     name = "labml_bert." + step.file.removesuffix(".py").replace("/", ".")
     module = ModuleType(name)

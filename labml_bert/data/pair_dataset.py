@@ -74,7 +74,7 @@ MODULES = (mlm, nsp, pair_collator, pair_shards, sentences)
 # Each shard except for the last one has at least this many characters. A worker holds a whole shard in
 # memory, and draws random second texts from it.
 SHARD_CHARACTERS = 1_000_000
-# The longest path in bytes that `datasets` can always read. It adds 132 bytes, and file systems allow 255.
+# The longest path, in bytes, that fits into a file name of `datasets`: of at most 255 bytes, it needs 132.
 LONGEST_NAME = 255 - 132
 # If there are fewer shards to write, no worker processes are started, because starting them takes seconds.
 FEW_SHARDS = 8
@@ -183,7 +183,7 @@ def check_name(folder: Path) -> None:
     name = str(path)
     # `datasets` reads :: as a chain of file systems, and replaces variables such as $HOME.
     problem = "::" if "::" in name else "a variable" if os.path.expandvars(name) != name else ""
-    # It also names a file after the path, and shortens that name, but counts characters instead of bytes.
+    # It also uses the path as part of a file name. It shortens long names, but counts characters, not bytes.
     if not name.isascii() and len(os.fsencode(name)) > LONGEST_NAME:
         problem = f"more than {LONGEST_NAME} bytes, and letters outside ASCII"
     if problem:

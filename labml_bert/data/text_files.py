@@ -72,7 +72,7 @@ def open_file(path: Path) -> BinaryIO:
     """Opens a file to read its bytes. Decompresses `.gz`, `.bz2` and `.xz`."""
     suffix = path.suffix.lower()
     if suffix == ".gz":
-        # Python's reader takes an empty file for an empty text.
+        # Python's `gzip` reads an empty file as an empty text, but no valid `.gz` file is empty.
         if path.stat().st_size == 0:
             raise EOFError("the compressed file ends too early")
         return cast(BinaryIO, gzip.open(path))
@@ -110,7 +110,7 @@ class CompressedFile(io.RawIOBase):
         super().close()
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Moves to an offset from the beginning, and returns it. Decompresses the bytes before it."""
+        """Moves to `offset`, counted from the beginning, by decompressing up to there. Returns `offset`."""
         if whence == io.SEEK_CUR and offset == 0:
             return self.position
         if offset < self.position:

@@ -260,8 +260,8 @@ class TokenizedCorpus:
 
     def check_unchanged(self) -> None:
         """
-        Raises `OSError` if another program has written the training ids. Call this before each checkpoint:
-        a run that is resumed with the old file would otherwise keep what it has learned from the other ids.
+        Raises `OSError` if another program has written the training ids. Call this before you save a
+        checkpoint. Otherwise, a run resumed with the old file would keep what it learned from the new ids.
         """
         if file_state(self.train_file) != self.train_state:
             raise OSError(f"{self.train_file} has changed during the training; put the old file back")
@@ -309,7 +309,7 @@ def check_blocks(folder: Path, blocks: Sequence[Block], itemsize: int) -> None:
 
 def read_ids(path: Path, count: int, tokenizer: Tokenizer) -> Tensor:
     """Maps the ids in a file into memory, `(count)`. Raises `ValueError` if the system can't do that."""
-    check_utf8(path.absolute())  # PyTorch needs it.
+    check_utf8(path.absolute())  # PyTorch can't open other paths.
     try:
         return torch.from_file(str(path), size=count, dtype=id_type(tokenizer)[1])
     except RuntimeError as error:

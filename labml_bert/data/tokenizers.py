@@ -11,7 +11,6 @@ For each choice, a function here makes a `Tokenizer` of Hugging Face
 tokenizers to files that `transformers` can read too.
 """
 
-import hashlib
 import json
 import re
 import threading
@@ -26,7 +25,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 from torch import Tensor
 
 from labml_bert.checks import LARGEST_VALUES
-from labml_bert.checksums import parse_json, read_checked, read_sums, write_checked
+from labml_bert.checksums import parse_json, read_checked, read_sums, text_sha256, write_checked
 from labml_bert.files import make_folder, unreadable
 from labml_bert.stdout import hide_stderr
 
@@ -369,13 +368,13 @@ def load_tokenizer(path: Path, vocab_size: int | None = None) -> Tokenizer:
 def check_same_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
     """
     Raises `ValueError` if the run in `folder` was started with a different tokenizer. Accepts a damaged or
-    missing `tokenizer.json`, because the file will be written again, if `SHA256SUMS` lists this tokenizer.
+    missing `tokenizer.json` if `SHA256SUMS` lists the same tokenizer, because the file will be written again.
     """
     text = plain_tokenizer(tokenizer).to_str(pretty=True)
     try:
         is_same = parse_json(read_checked(folder / "tokenizer.json")) == parse_json(text)
     except (OSError, ValueError):
-        digest = hashlib.sha256((text + "\n").encode()).hexdigest()
+        digest = text_sha256(text)
         is_same = read_sums(folder).get("tokenizer.json", digest) == digest
     if not is_same:
         raise ValueError(

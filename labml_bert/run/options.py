@@ -8,7 +8,8 @@ are written only once, in the script that uses the value.
 
 Your own script adds `schedule`, and can add other fields to `RunOptions`: numbers, texts, flags, `Literal`
 choices, optional values, or tuples of these. A field of another type, such as a path, must be marked as
-`OPERATIONAL`, and then it isn't saved with the run. The names `experiment` and `model` are taken."""
+`OPERATIONAL`, and then it isn't saved with the run. Don't call a field `experiment` or `model`: the
+checkpoint uses these names itself."""
 
 import contextlib
 import errno
@@ -278,7 +279,7 @@ def restore_options(
     for name in names:
         if not fits(values[name], kinds[name]):
             raise ValueError(f"{run_path} has {name} = {values[name]!r}, which is not valid; start a new run")
-    # In the checkpoint, a tuple is a list.
+    # JSON has no tuples, so the checkpoint contains lists.
     restored: dict[str, Any] = {
         name: tuple(values[name]) if get_origin(kinds[name]) is tuple else values[name] for name in names
     }

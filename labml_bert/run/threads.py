@@ -56,8 +56,8 @@ def time_threads(
     Times whole training steps on the CPU, in turn with each number of threads in `thread_counts`, up to as
     many as PyTorch uses now. Returns the median seconds per step for each number. The steps train a copy of
     `model` on one batch that `draw_batch` draws with `generator`. Afterwards, `generator` and
-    PyTorch's own generator are in the same states as before. If there are several processes, all of them must
-    call this function.
+    PyTorch's default generator are in the same states as before. If there are several processes, all of them
+    must call this function.
     """
     default = torch.get_num_threads()
     state = generator.get_state()

@@ -46,7 +46,7 @@ TOKENIZER = "tokenizer.json"
 # This file contains a failed step's batch, and the weights and random states from before the step.
 FAILED_STEP = "failed_step.safetensors"
 
-# A run's configuration has a hash of each of these, such as `corpus_sha256`.
+# A run's configuration contains the sha256 of each of these, for example as `corpus_sha256`.
 HASHED = {"corpus": "the text", "old_corpus": "the old text", "start": "the model to continue"}
 
 
@@ -391,7 +391,7 @@ def replay(run_path: Path, model: nn.Module) -> tuple[float, dict[str, float]]:
     same device with the same number of threads gives exactly the same loss. The replay takes the whole batch
     in one pass, so if the run had several processes or micro-batches, the dropout masks are different.
 
-    Buffers that the model itself changes, such as those of BatchNorm, are from a later step.
+    If the forward pass changes buffers, as that of BatchNorm does, the buffers are those of a later step.
 
     Raises `ValueError` if no step failed, or if the step's file is damaged or belongs to a different model.
     """

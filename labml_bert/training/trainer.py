@@ -100,8 +100,8 @@ class Trainer:
 
     The script draws its batches with `generator`, so the generator's state determines the next batches. If
     `precision` is `auto`, the hardware determines the precision. `configuration` describes the model and the
-    run. Each checkpoint contains it, and `resume` rejects checkpoints with a different configuration. A new
-    run replaces the checkpoints of an earlier run in `run_path`, so give each run its own folder. Without a
+    run. Each checkpoint contains it, and `resume` rejects checkpoints with a different configuration. Give
+    each run its own folder: a new run overwrites the checkpoints that it finds in `run_path`. Without a
     `run_path`, the trainer writes no files, which suits a few minutes of fine-tuning."""
 
     def __init__(
