@@ -283,7 +283,7 @@ def read_pairs(folder: Path) -> Any:
     return open_dataset(folder)[:]
 
 
-PAIR_FILES = [MANIFEST, "*.parquet", "arrow/*/**/*.arrow", "arrow/*/**/*.json", f"arrow/*/{SUMS}"]
+PAIR_FILES = [MANIFEST, "*.parquet", "arrow/*.arrow", f"arrow/{SUMS}"]
 
 
 @rarely(10)
@@ -292,7 +292,7 @@ PAIR_FILES = [MANIFEST, "*.parquet", "arrow/*/**/*.arrow", "arrow/*/**/*.json", 
 def test_sentence_pairs(pattern: str, pairs: Path, data: st.DataObject) -> None:
     """A damaged copy in the Arrow format is unpacked again."""
     expected = intact_result(read_pairs, pairs)
-    # Restore the intact copy, because unpacking writes another date into a file.
+    # Restore the intact copy, because an earlier example may have damaged it.
     shutil.rmtree(pairs / "arrow")
     shutil.copytree(pairs / "intact arrow", pairs / "arrow")
     path = next(pairs.glob(pattern))

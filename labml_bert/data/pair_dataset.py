@@ -14,9 +14,7 @@ match. A build writes `manifest.json` last, and a folder without this file isn't
 
 import collections
 import contextlib
-import errno
 import fnmatch
-import glob
 import hashlib
 import inspect
 import itertools
@@ -33,6 +31,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 from rich.progress import Progress, SpinnerColumn, TextColumn
 from tokenizers import Tokenizer
 
@@ -44,12 +44,12 @@ from labml_bert.checksums import (
     list_files,
     parse_json,
     read_checked,
-    read_sums,
     write_checked,
 )
 from labml_bert.data import pair_collator, pair_shards, sentences
 from labml_bert.data.pair_collator import PairCollator
 from labml_bert.data.pair_shards import (
+    DAMAGE,
     DatasetArguments,
     Shard,
     ShardWriter,
@@ -61,7 +61,7 @@ from labml_bert.data.pair_shards import (
     write_in_worker,
 )
 from labml_bert.data.tokenizers import SPECIAL_TOKENS, TOKENIZER_FILES, save_tokenizer
-from labml_bert.files import check_own, check_utf8, lock, make_folder, remove_partial_files
+from labml_bert.files import check_own, check_utf8, lock, make_folder, remove_partial_files, whole_file
 from labml_bert.stdout import console, display_path
 
 if TYPE_CHECKING:
@@ -74,8 +74,6 @@ MODULES = (mlm, nsp, pair_collator, pair_shards, sentences)
 # Each shard except for the last one has at least this many characters. A worker holds a whole shard in
 # memory, and draws random second texts from it.
 SHARD_CHARACTERS = 1_000_000
-# The longest path, in bytes, that fits into a file name of `datasets`: of at most 255 bytes, it needs 132.
-LONGEST_NAME = 255 - 132
 # If there are fewer shards to write, no worker processes are started, because starting them takes seconds.
 FEW_SHARDS = 8
 
@@ -100,10 +98,10 @@ def build_dataset(
     Files from an earlier build are reused if their text, tokenizer, arguments and code are the same, and
     otherwise replaced or deleted. Returns the manifest, and saves the tokenizer in the same folder.
 
-    Raises `ValueError` if fewer than two documents have text, if each document is a single sentence, if the
+    Raises `ValueError` if fewer than two documents have tokens, if each document is a single sentence, if the
     tokenizer lacks a special token, or if an argument is out of range. Also raises `ValueError` if the build
-    would replace a file of another program, or if `check_name` does. Raises `OSError` if the folder isn't
-    writable, or if `.lock` or `arrow` in it is a symbolic link.
+    would replace a file of another program, or if the name of `folder` isn't UTF-8. Raises `OSError` if the
+    folder isn't writable, or if `.lock` or `arrow` in it is a symbolic link.
     """
     if isinstance(documents, str):
         raise ValueError("documents is a single text; pass a list of texts")
@@ -112,7 +110,7 @@ def build_dataset(
         raise ValueError(f"the tokenizer has no {', '.join(missing)}; train it with wordpiece_tokenizer")
     if processes is not None and processes < 1:
         raise ValueError(f"processes is {processes}; it must be at least 1")
-    check_name(folder)
+    check_utf8(folder.absolute())
     # If rows can't be masked in the requested way, raise the error here and not in a worker.
     PairCollator(tokenizer, arguments.static_masking)
     processes = processes or os.cpu_count() or 1
@@ -144,7 +142,7 @@ def build_locked(
             texts,
             hashes.get(fingerprint),
         )
-        for i, texts in enumerate(group_documents(documents))
+        for i, texts in enumerate(group_documents(documents, tokenizer))
     )
     parts = []
     written = write_shards(shards, tokenizer_json, arguments, processes)
@@ -168,29 +166,14 @@ def build_locked(
     digest = hashlib.sha256("".join(part["fingerprint"] for part in parts).encode()).hexdigest()
     manifest = {"fingerprint": digest, "arguments": asdict(arguments), **totals, "parts": parts}
     save_tokenizer(tokenizer, folder)
-    # Delete only folders with names like ours.
-    for arrow in (folder / "arrow").glob("[0-9a-f]" * 16):
-        if arrow.name != digest[:16]:
-            shutil.rmtree(arrow)
+    # Earlier versions had folders.
+    for old in (folder / "arrow").glob("[0-9a-f]" * 16 + "*"):
+        if old.is_dir() and not old.is_symlink() and len(old.name) == 16:
+            shutil.rmtree(old)
+        elif old.suffix == ".arrow" and old.stem != digest[:16]:
+            old.unlink()
     write_checked(folder / MANIFEST, json.dumps(manifest, indent=2))
     return manifest
-
-
-def check_name(folder: Path) -> None:
-    """Raises `ValueError` if `datasets` couldn't read a folder with this name."""
-    path = folder.absolute()
-    check_utf8(path)
-    name = str(path)
-    # `datasets` reads :: as a chain of file systems, and replaces variables such as $HOME.
-    problem = "::" if "::" in name else "a variable" if os.path.expandvars(name) != name else ""
-    # It also uses the path as part of a file name. It shortens long names, but counts characters, not bytes.
-    if not name.isascii() and len(os.fsencode(name)) > LONGEST_NAME:
-        problem = f"more than {LONGEST_NAME} bytes, and letters outside ASCII"
-    if problem:
-        raise ValueError(
-            f"the name {path} has {problem}, which datasets can't read; use another folder (if a script "
-            "chose this one, set XDG_CACHE_HOME), or rename it"
-        )
 
 
 def check_folder(folder: Path) -> None:
@@ -219,22 +202,23 @@ def manifest_hashes(folder: Path) -> dict[str, str]:
     return {}
 
 
-def group_documents(documents: Iterable[str]) -> Iterator[list[str]]:
+def group_documents(documents: Iterable[str], tokenizer: Tokenizer) -> Iterator[list[str]]:
     """
     ### Grouping documents into shards
 
-    Yields the documents with text in order, in groups of at least two documents and `SHARD_CHARACTERS`
+    Yields the documents with tokens in order, in groups of at least two documents and `SHARD_CHARACTERS`
     characters. Only the last group may have fewer characters. A single document at the end joins the group
     before it, so a group is yielded only when the next group is complete or the documents end.
 
-    Raises `ValueError` if there are fewer than two documents with text.
+    Raises `ValueError` if there are fewer than two documents with tokens.
     """
     previous: list[str] = []
     texts: list[str] = []
     size = 0
     for text in documents:
-        # The tokenizer deletes characters that aren't printable, such as zero-width spaces.
-        if any(character.isprintable() and character != " " for character in text):
+        # With padding, every text has ids.
+        parts = (text[start : start + 1000] for start in range(0, len(text), 1000))
+        if any(sum(tokenizer.encode(part, add_special_tokens=False).attention_mask) for part in parts):
             texts.append(text)
             size += len(text)
         if size >= SHARD_CHARACTERS and len(texts) > 1:
@@ -326,11 +310,11 @@ def open_dataset(folder: Path, fingerprint: str | None = None) -> "Dataset":
 
     Returns a memory-mapped `datasets.Dataset`, which may be larger than memory. The first call unpacks the
     files into `folder/arrow`. Each call checks the sha256 of the files, and later calls also check the
-    unpacked copy. Checking a gigabyte takes a second or so. Nothing is downloaded. If you pass a
-    `fingerprint`, the manifest must have the same one.
+    unpacked copy. If you pass a `fingerprint`, the manifest must have the same one.
 
     Raises `ValueError` if there is no data set, if it's incomplete, if a file has changed since it was built
-    or is replaced meanwhile, if the data set has a different fingerprint, or if `check_name` does.
+    or is replaced meanwhile, if the data set has a different fingerprint, or if the name of `folder` isn't
+    UTF-8.
     """
     manifest_file = folder / MANIFEST
 
@@ -341,10 +325,9 @@ def open_dataset(folder: Path, fingerprint: str | None = None) -> "Dataset":
 
     def check_state() -> None:
         if state() != before:
-            shutil.rmtree(arrow, ignore_errors=True)
             raise ValueError(f"the files in {folder} were replaced while they were read; try again") from None
 
-    check_name(folder)
+    check_utf8(folder.absolute())
     before = state()
     remedy = "build it again with build_dataset, which keeps the intact files"
     if not manifest_file.is_file():
@@ -355,6 +338,7 @@ def open_dataset(folder: Path, fingerprint: str | None = None) -> "Dataset":
         fingerprints = "".join(part["fingerprint"] for part in parts)
         matches = (
             fingerprint in (None, digest)
+            and any(part["rows"] for part in parts)
             and digest == hashlib.sha256(fingerprints.encode()).hexdigest()
             and all(
                 read_metadata(Shard(folder / part["name"], part["fingerprint"], 0, [])) == part
@@ -365,42 +349,45 @@ def open_dataset(folder: Path, fingerprint: str | None = None) -> "Dataset":
         matches = False
     if not matches:
         raise ValueError(f"the files in {folder} are not those that {MANIFEST} names; {remedy}")
-    from datasets import Dataset, disable_progress_bars
+    from datasets import Dataset
 
-    # Progress bars would interrupt the output of a run.
-    disable_progress_bars()
-    # Without `lone_sentence_is_random`, a shard whose documents are single sentences may have no pairs.
-    # `datasets` treats names as glob patterns, which could match files in another folder.
-    files = [glob.escape(str(folder.absolute() / part["name"])) for part in parts if part["rows"]]
-    arrow = folder / "arrow" / digest[:16]
-    for path in (arrow.parent, arrow, *filter(Path.is_symlink, arrow.rglob("*"))):
-        check_own(path, stat.S_ISDIR)
-    # Another process may be unpacking the same files.
-    with lock(folder, lambda: None, ".arrow.lock"):
-        is_intact = are_as_listed(arrow, unpacked_files(arrow))
-        if not is_intact:
-            shutil.rmtree(arrow, ignore_errors=True)
-        try:
-            dataset = Dataset.from_parquet(files, cache_dir=str(arrow))
-            if len(dataset) != sum(part["rows"] for part in parts):
-                raise ValueError("its rows are not those of the files")
-        except Exception as error:  # Each kind of damage raises a different error.
-            check_state()
-            for cause in (error, error.__cause__):
-                # Before it unpacks a file, `datasets` checks the free space itself.
-                is_full = getattr(cause, "errno", None) == errno.ENOSPC or "disk space" in str(cause)
-                if isinstance(cause, OSError) and is_full:
-                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(arrow)) from None
-            raise ValueError(
-                f"a file in {folder} is damaged ({type(error).__name__}); remove it and build it again"
-            ) from None
-        check_state()
-        # If the folder has been copied, `datasets` has unpacked the files again, next to the old copy.
-        if not is_intact or len(unpacked_files(arrow)) != len(read_sums(arrow)):
-            list_files(arrow, unpacked_files(arrow))
+    arrow = folder / "arrow"
+    check_own(arrow, stat.S_ISDIR)
+    copy = arrow / f"{digest[:16]}.arrow"
+    parquet_files = [folder / part["name"] for part in parts if part["rows"]]
+
+    def is_intact() -> bool:
+        return copy.is_file() and are_as_listed(arrow, [copy])
+
+    if not is_intact():
+        make_folder(arrow)
+        # Another process may be unpacking the same files.
+        with lock(folder, lambda: None, ".arrow.lock"):
+            remove_partial_files(arrow)
+            if not is_intact():
+                with whole_file(copy) as file:
+                    try:
+                        unpack(parquet_files, file)
+                    finally:
+                        check_state()
+                list_files(arrow, [copy])
+    dataset = Dataset.from_file(str(copy))
+    check_state()
     return dataset
 
 
-def unpacked_files(folder: Path) -> list[Path]:
-    """Returns the Arrow and JSON files that `datasets` has written below `folder`."""
-    return sorted(path for path in folder.rglob("*") if path.suffix in (".arrow", ".json"))
+def unpack(files: list[Path], copy: Path) -> None:
+    """Copies the rows of Parquet files to an Arrow file. Raises `ValueError` if a file is damaged."""
+    try:
+        schema = pq.read_schema(files[0]).remove_metadata()
+        with open(copy, "wb") as output, pa.ipc.new_stream(output, schema) as stream:
+            for path in files:
+                with pq.ParquetFile(path) as file:
+                    for rows in file.iter_batches():
+                        stream.write_batch(rows.replace_schema_metadata(None))
+    except DAMAGE as error:
+        if isinstance(error, OSError) and error.errno:
+            raise
+        raise ValueError(
+            f"a file in {files[0].parent} is damaged ({type(error).__name__}); remove it and build it again"
+        ) from None

@@ -135,7 +135,7 @@ class Trial:
             if data == self.before.get(name) or re.search(r"^logs/\w+/2", name):
                 continue
             if is_temporary(name):
-                if call.name != "unlink" and "/arrow/" not in name:
+                if call.name != "unlink":
                     yield f"{name} is left"
             elif name not in self.reference and name not in self.before:
                 yield f"{name} is new"

@@ -245,7 +245,7 @@ class Recording:
         if self.read_metrics() != self.metrics:
             yield f"the held-out losses are {self.read_metrics()}, not {self.metrics}"
         for name in final:
-            if is_temporary(name) and "/arrow/" not in name:
+            if is_temporary(name):
                 yield f"{name} is left"
 
 
