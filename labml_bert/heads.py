@@ -105,6 +105,9 @@ class BertClassifier(BertForFineTuning):
     @property
     def extra_config(self) -> dict[str, Any]:
         """The labels in the two forms that `transformers` reads, and the kind of classification."""
+        outputs, K = getattr(self.classifier, "out_features", None), len(self.labels)
+        if outputs not in (None, K):
+            raise ValueError(f"the classifier has {outputs} outputs, and there are {K} labels; set `labels`")
         return super().extra_config | {
             "id2label": {str(i): label for i, label in enumerate(self.labels)},
             "label2id": {label: i for i, label in enumerate(self.labels)},
@@ -117,6 +120,8 @@ class BertClassifier(BertForFineTuning):
     ) -> Self:
         """Works like `BertForFineTuning.from_pretrained`. By default, reads `labels` from the folder."""
         with reading(Path(folder), *MODEL_FILES) as path:
+            if not (path / "config.json").exists() and (path / "model" / "config.json").exists():
+                raise ValueError(f"{folder} is a run, not a classifier; train a classifier from it")
             if "labels" not in arguments:
                 arguments["labels"] = read_labels(path)
             return super().from_pretrained(path, new_parameters, **arguments)
@@ -303,7 +308,8 @@ def read_labels(folder: Path) -> list[str]:
     except (KeyError, TypeError):
         raise ValueError(f"{path} has no id2label that names 0, 1, 2, …; save the model again") from None
     if len(labels) < 2 or len({*labels}) < len(labels):
-        raise ValueError(f"{path} must have two or more labels, all different; save the model again")
+        remedy = "save a model with such labels (one with a single label predicts a number)"
+        raise ValueError(f"{path} must have two or more labels, all different; {remedy}")
     return labels
 
 

@@ -7,13 +7,14 @@ the weights to those of this project, and checks that sizes and weights fit toge
 models from such folders."""
 
 import json
-from collections.abc import Sequence
-from dataclasses import fields
+from collections.abc import Callable, Sequence
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 from labml_bert import files
 from labml_bert.bert import BertConfig
@@ -21,7 +22,6 @@ from labml_bert.checks import check_config
 from labml_bert.checksums import (
     check_digest,
     file_sha256,
-    listing,
     parse_json,
     read_checked,
     read_sums,
@@ -102,15 +102,20 @@ def check_tensors(config: BertConfig | ModernBertConfig, tensors: dict[str, Tens
         )
 
 
-def check_names(model: nn.Module) -> None:
+def check_names(
+    model: nn.Module, prefix: str, build: Callable[..., nn.Module], check_sizes: Callable[..., None]
+) -> None:
     """
-    Raises `ValueError` if another library has wrapped a layer, if `model` contains a layer twice, or if it
-    has a persistent buffer.
+    Raises `ValueError` if a layer is parametrized or wrapped, if `model` contains a layer twice, if it has a
+    persistent buffer, or if `build` makes another encoder from its configuration.
     """
+    if any(parametrize.is_parametrized(module) for module in model.modules()):
+        remedy = "call merge_lora, or remove_parametrizations, before you save the model"
+        raise ValueError(f"a layer has LoRA or another parametrization; {remedy}")
     first_names: dict[int, str] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         *modules, last = name.split(".")
-        # Old functions of PyTorch that prune or normalize a weight add one of these endings to its name.
+        # PyTorch's old functions for pruning and normalization rename a weight.
         is_renamed = last.endswith("_orig") or last in ("weight_g", "weight_v")
         if is_renamed or any(module.startswith("_") for module in modules):
             raise ValueError(f"{name} is in a wrapped layer; unwrap the layer before you save the model")
@@ -125,6 +130,22 @@ def check_names(model: nn.Module) -> None:
                 f"{type(module).__name__} has a buffer, {min(buffers)}, and only parameters are saved; use "
                 "torch.save instead"
             )
+    # The names don't depend on these sizes.
+    config: Any = model.config
+    D = 2 * config.num_attention_heads
+    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+        encoder = build(replace(config, hidden_size=D, intermediate_size=D))
+    parameters: dict[str, Tensor] = dict(model.named_parameters())
+    for name, _ in encoder.named_parameters():
+        if f"{prefix}.{name}" not in parameters:
+            raise ValueError(
+                f"the model has no {prefix}.{name}; unwrap that layer, or correct the configuration"
+            )
+    try:
+        check_sizes(config, parameters, Path("the model"))
+    except ValueError as error:
+        reason = str(error).partition(";")[0].replace("config.json", "its configuration")
+        raise ValueError(f"{reason}; correct the configuration before you save the model") from None
 
 
 def as_entries(config: BertConfig | ModernBertConfig) -> dict[str, Any]:
@@ -136,15 +157,22 @@ def as_entries(config: BertConfig | ModernBertConfig) -> dict[str, Any]:
 def write_model(folder: Path, config: dict[str, Any], tensors: dict[str, Tensor]) -> None:
     """
     Writes `model.safetensors` and `config.json` to `folder`, which is created if it's missing. An older model
-    in the folder is replaced. If the program is killed between the two files, nobody can load the new weights
-    with the old configuration: `SHA256SUMS` lists the new configuration before the weights are replaced.
+    in the folder is replaced. If the program is killed, nobody can load the weights of one model with the
+    configuration of another: `SHA256SUMS` lists the new files before the old ones are replaced.
     """
     make_folder(folder)
     text = json.dumps(config, indent=2, sort_keys=True, default=lambda value: value.item())
     path = folder / "model.safetensors"
-    with listing(path), whole_file(path) as part:
+    with whole_file(path) as part:
         write_tensors(part, tensors, {"format": "pt"})
-        write_sums(folder, {**sums_for_saving(folder), "config.json": text_sha256(text)})
+        new = {"config.json": text_sha256(text), path.name: file_sha256(part)}
+        sums = sums_for_saving(folder)
+        if sums.get("config.json") == new["config.json"]:
+            # Old weights with this configuration stay valid.
+            write_sums(folder, {name: digest for name, digest in sums.items() if name != path.name})
+        else:
+            write_sums(folder, {**sums, **new})
+    write_sums(folder, {**sums_for_saving(folder), **new})
     write_checked(folder / "config.json", text)
 
 
@@ -162,15 +190,13 @@ def load_weights(
         raise ValueError(f"new_parameters is {new_parameters!r}; put it in a list")
     parameters = dict(model.named_parameters())
     new = tuple(new_parameters)
-    # Two heads can have tensors with the same names. But a pooler, `bert.pooler`, has been pretrained.
+    # Two heads can have tensors with the same names, but a pooler has been pretrained.
     kept = "bert.pooler."
     tensors = {n: tensor for n, tensor in tensors.items() if n.startswith(kept) or not n.startswith(new)}
     missing = [n for n in parameters if n not in tensors and not n.startswith(new)]
     if missing:
-        raise ValueError(
-            f"{path} has no {missing[0]}, which {type(model).__name__} needs; it belongs to another kind of "
-            "model"
-        )
+        kind = type(model).__name__
+        raise ValueError(f"{path} has no {missing[0]}, which {kind} needs; use the folder of a {kind}")
     shared_names = parameters.keys() & tensors.keys()
     for name in sorted(shared_names):
         if tensors[name].shape != parameters[name].shape:
@@ -299,5 +325,7 @@ def drop_aliases(state: dict[str, Tensor], prefix: str = "") -> None:
         first = state.get(prefix + owner)
         if first is None and second is not None:
             state[prefix + owner] = second
-        elif first is not None and second is not None and not torch.equal(first, second):
+        elif first is None or second is None:
+            continue
+        elif first.shape != second.shape or not first.allclose(second, rtol=0, atol=0, equal_nan=True):
             raise ValueError(f"{alias} differs from {owner}; an untied output layer is not supported")

@@ -24,7 +24,6 @@ from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import parametrize
 
 from labml_bert.bert import BertConfig, BertModel, BertModelOutput, init_weights
 from labml_bert.checksums import reading
@@ -109,13 +108,11 @@ class BertPreTrainedModel(nn.Module):
         Writes `config.json` and `model.safetensors` to `folder`, which is created if it's missing.
 
         Raises `ValueError` if a layer has LoRA or another parametrization, if a layer is wrapped, for example
-        by `torch.compile`, if the model contains a layer twice, or if a subclass has a persistent buffer.
-        `from_pretrained` could not load such a file.
+        by `torch.compile`, if the model contains a layer twice, if the encoder has other layers or sizes than
+        `config`, or if a subclass has a persistent buffer. `from_pretrained` could not load such a file.
         """
-        if any(parametrize.is_parametrized(module) for module in self.modules()):
-            remedy = "call merge_lora, or remove_parametrizations, before you save the model"
-            raise ValueError(f"a layer has LoRA or another parametrization; {remedy}")
-        check_names(self)
+        pooler = self.bert.pooler is not None
+        check_names(self, "bert", lambda config: BertModel(config, pooler), check_sizes)
         kind = {"architectures": [type(self).__name__], "model_type": "bert", "hidden_act": "gelu"}
         config = kind | as_entries(self.config) | self.extra_config
         # `named_parameters` lists the tied embedding only once, under its name in the encoder.
@@ -182,7 +179,8 @@ def tie_embeddings(model: nn.Module) -> None:
     The output matrix is the token embedding itself. The embedding module owns the matrix, and the head gets
     it as an argument in each call. So the two uses stay tied when you copy, move, save or resize the model.
     As in `transformers`, a `state_dict` lists the matrix and the head's bias under two names each.
-    `load_state_dict` checks that the two entries agree and ignores the second. This function adds the hooks.
+    `load_state_dict` checks that the two entries agree and ignores the second. The module has only the first
+    names, so tools that look names up in it need `named_parameters`. This function adds the hooks.
     """
     model.register_state_dict_post_hook(add_aliases_on_save)
     model.register_load_state_dict_pre_hook(drop_aliases_on_load)

@@ -323,7 +323,7 @@ class ModernBertForMaskedLM(nn.Module):
     ## Encoder and masked LM head
 
     As in BERT, the decoder's weight *is* the token embedding: one parameter with two names, unless you load a
-    state with `assign=True`. `ModernBertForMaskedLM(ModernBertConfig())` has 149,655,232 parameters.
+    state with `assign=True` or call `to_empty`. With the default sizes, it has 149,655,232 parameters.
 
     Source: `modeling_modernbert.py` in [transformers](https://github.com/huggingface/transformers)."""
 

@@ -32,7 +32,7 @@ from labml_bert.model_folder import (
     read_safetensors,
     write_model,
 )
-from labml_bert.modern import ModernBertConfig, ModernBertForMaskedLM
+from labml_bert.modern import ModernBertConfig, ModernBertForMaskedLM, ModernBertModel
 
 EMBEDDING = "model.embeddings.tok_embeddings.weight"
 ALIAS = "decoder.weight"
@@ -55,10 +55,9 @@ SUPPORTED: dict[str, object] = {
 def save_pretrained(model: ModernBertForMaskedLM, folder: Path | str) -> None:
     """
     Writes `config.json` and `model.safetensors` to `folder`, which is created if it's missing. Raises
-    `ValueError` if another library has wrapped a layer, if the model contains a layer twice, or if the
-    decoder is not tied to the embedding.
+    `ValueError` if `check_names` does, or if the decoder is not tied to the embedding.
     """
-    check_names(model)
+    check_names(model, "model", ModernBertModel, check_sizes)
     if model.decoder.weight is not model.model.embeddings.tok_embeddings.weight:
         raise ValueError("the decoder's weight isn't the embedding; tie them before you save the model")
     # Without these entries, `transformers` uses the ids of the published tokenizer. It warns about ids that

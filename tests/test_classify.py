@@ -635,6 +635,7 @@ BAD_ARGUMENTS = {
     "device": ([*TRAIN, "--from", "bert", *OUT, "--device", "no"], "'no' is not available"),
     "pairs for one type": (["train", "pairs.csv", "--from", "one-type", *OUT], "one token type"),
     "no command": ([], "the following arguments are required"),
+    "predict with a run": (["predict", "run", "text"], "run is a run, not a classifier; train a classifier"),
     "predict nothing": (["predict", "no", "text"], "there is no model in no"),
     "predict with an encoder": (["predict", "bert", "text"], "classifier.weight"),
     "predict an empty text": (["predict", "classifier", "a", " "], "text 2 is empty"),
@@ -663,6 +664,7 @@ def bad_folder(backbone: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
     (folder / "full" / "file").touch()
     (folder / "dropped.csv").write_text(HEADER + GOOD + "\n\ue000,a\n", encoding="utf-8")
     shutil.copytree(backbone, folder / "bert")
+    shutil.copytree(backbone, folder / "run" / "model")
     modern = ModernBertForMaskedLM(ModernBertConfig(20, **SIZES, pad_token_id=0))
     modern_folder.save_pretrained(modern, folder / "modern")
     model = BertForMaskedLM(replace(CONFIG, vocab_size=20))
@@ -724,6 +726,24 @@ def test_a_classifier_is_not_saved_over_a_file_that_appeared_during_the_training
     assert exit_info.value.code == 2 and "is not an empty folder" in capsys.readouterr().err
     texts = {file.name: file.read_text() for file in output.iterdir()}
     assert texts == {"README.md": "mine", "vocab.txt": "mine too"}
+
+
+def test_other_files_that_appear_during_the_training_do_no_harm(
+    backbone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """File managers, for example, write a file when you look into a folder."""
+    path, output = write_csv(tmp_path / "labels.csv", yes_or_no(30)), tmp_path / "out"
+    train = classify.train_classifier
+
+    def write_and_train(*arguments: object) -> object:
+        (output / ".DS_Store").write_text("an icon")
+        return train(*arguments)
+
+    monkeypatch.setattr(classify, "train_classifier", write_and_train)
+    words = ["train", str(path), "--from", str(backbone), "--output", str(output), "--epochs", "1"]
+    classify.main([*words, "--learning-rate", "1e-3"])
+    classify.main(["predict", str(output), "yes"])
+    assert (output / ".DS_Store").read_text() == "an icon"
 
 
 def test_a_failure_while_saving_leaves_the_folder_empty_so_that_the_command_can_be_repeated(

@@ -104,6 +104,16 @@ def test_transformers_loads_what_we_save(head: type[BertForFineTuning], seed: in
     assert_same_outputs(model, other, seed)
 
 
+def test_a_classifier_with_other_outputs_than_labels_is_not_saved(tmp_path: Path) -> None:
+    model = BertForSequenceClassification(random_config(6), ["a", "b"])
+    model.classifier = torch.nn.Linear(model.config.hidden_size, 3)
+    with pytest.raises(ValueError, match="the classifier has 3 outputs, and there are 2 labels; set"):
+        model.save_pretrained(tmp_path)
+    model.labels = ["a", "b", "c"]
+    model.save_pretrained(tmp_path)
+    assert BertForSequenceClassification.from_pretrained(tmp_path).labels == ["a", "b", "c"]
+
+
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize(
     ("head", "names"), [*((head, NAMES) for head in WITH_LABELS), *((head, None) for head in HEADS)]

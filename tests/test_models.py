@@ -4,11 +4,13 @@ import contextlib
 import copy
 import dataclasses
 import itertools
+import math
 import os
 import pickle
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -234,6 +236,16 @@ def test_a_frozen_model_stays_frozen_when_it_is_resized() -> None:
     assert not any(parameter.requires_grad for parameter in model.parameters())
 
 
+def test_a_state_with_nan_is_tied() -> None:
+    """You may want to load a model that diverged."""
+    model = BertForMaskedLM(random_config(6))
+    with torch.no_grad():
+        model.bert.embeddings.word_embeddings.weight[3, 2] = math.nan
+    copied = BertForMaskedLM(model.config)
+    copied.load_state_dict(copy.deepcopy(model.state_dict()))
+    assert copied.bert.embeddings.word_embeddings.weight[3, 2].isnan()
+
+
 def test_an_untied_state_is_rejected() -> None:
     model = BertForMaskedLM(random_config(6))
     state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
@@ -260,6 +272,42 @@ def test_a_model_with_a_wrapped_layer_is_not_saved(wrap, tmp_path: Path) -> None
     ):
         model.save_pretrained(tmp_path / "folder")
     assert not (tmp_path / "folder").exists()
+
+
+def drop_layer(model: BertForMaskedLM) -> None:
+    model.bert.encoder.layer = model.bert.encoder.layer[:-1]
+
+
+def wrap_layer(model: BertForMaskedLM) -> None:
+    dense = model.bert.encoder.layer[0].output.dense
+    model.bert.encoder.layer[0].output.dense = nn.Sequential(dense)
+
+
+def enlarge_embedding(model: BertForMaskedLM) -> None:
+    V, D = model.bert.embeddings.word_embeddings.weight.shape
+    model.bert.embeddings.word_embeddings = nn.Embedding(V + 3, D)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (drop_layer, r"has no bert\.encoder\.layer\..*; unwrap that layer, or correct the configuration"),
+        (wrap_layer, r"has no bert\.encoder\.layer\.0\.output\.dense\.weight; unwrap"),
+        (enlarge_embedding, r"word_embeddings.weight is .* in the model and .*; correct the configuration"),
+    ],
+)
+def test_an_encoder_that_is_not_that_of_its_configuration_is_not_saved(
+    change, message, tmp_path: Path
+) -> None:
+    model = BertForMaskedLM(random_config(0))
+    model.save_pretrained(tmp_path)
+    torch.manual_seed(3)
+    change(model)
+    state = torch.get_rng_state()
+    with pytest.raises(ValueError, match=message):
+        model.save_pretrained(tmp_path)
+    assert torch.equal(torch.get_rng_state(), state)
+    BertForMaskedLM.from_pretrained(tmp_path)
 
 
 @pytest.mark.parametrize("kind", ["bert", "modern"])
@@ -605,6 +653,43 @@ def test_labels_of_another_width_are_refused(model_class: type[BertForMaskedLM])
 
 class KilledError(BaseException):
     """Stands for a process that is killed."""
+
+
+@pytest.mark.parametrize("kind", ["bert", "modern"])
+def test_after_two_killed_saves_no_model_has_the_configuration_of_another(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """First, a save of the new model over the old one is killed, and then a save of the old one again."""
+    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2}
+    old, new = (random_model(kind, 20, 0, **sizes, num_attention_heads=heads) for heads in (2, 4))
+    save, load = (
+        (BertForMaskedLM.save_pretrained, BertForMaskedLM.from_pretrained)
+        if kind == "bert"
+        else (modern_folder.save_pretrained, modern_folder.from_pretrained)
+    )
+    ids = torch.arange(5, 15)[None]
+    expected = [model(ids).logits for model in (old, new)]
+    outcomes = []
+    for first, second in itertools.product(range(6), repeat=2):
+        folder = tmp_path / f"{first} {second}"
+        save(old, folder)
+        for model, count in ((new, first), (old, second)):
+            left = iter(range(count))
+
+            def replace(source: Path, target: Path, left: Any = left) -> None:
+                if next(left, None) is None:
+                    raise KilledError
+                os.rename(source, target)
+
+            monkeypatch.setattr(os, "replace", replace)
+            with contextlib.suppress(KilledError):
+                save(model, folder)
+            monkeypatch.undo()
+        with contextlib.suppress(ValueError):
+            logits = load(folder)(ids).logits
+            outcomes.append([torch.equal(logits, other) for other in expected])
+    assert sorted(map(tuple, outcomes))[0] == (False, True) and outcomes[-1] == [True, False]
+    assert [False, False] not in outcomes
 
 
 @pytest.mark.parametrize("has_sums", [True, False])

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
-from torch.nn.utils import prune
+from torch.nn.utils import parametrizations, prune
 
 from labml_bert import fill_mask
 from labml_bert.checksums import SUMS
@@ -161,6 +161,18 @@ def test_a_model_that_could_not_be_loaded_is_not_saved(tmp_path: Path) -> None:
         ValueError,
         match="is in a wrapped layer; unwrap the layer before you save the model",
     ):
+        save_pretrained(model, tmp_path / "folder")
+    model = small_model()
+    parametrizations.weight_norm(model.model.layers[0].attn.Wo)
+    with pytest.raises(ValueError, match="has LoRA or another parametrization; call merge_lora"):
+        save_pretrained(model, tmp_path / "folder")
+    model = small_model()
+    model.model.layers[0].attn.Wo = nn.Sequential(model.model.layers[0].attn.Wo)
+    with pytest.raises(ValueError, match=r"has no model\.layers\.0\.attn\.Wo\.weight; unwrap that layer"):
+        save_pretrained(model, tmp_path / "folder")
+    model = small_model()
+    model.model.layers = model.model.layers[:1]
+    with pytest.raises(ValueError, match=r"has no model\.layers\.1\..*, or correct the configuration"):
         save_pretrained(model, tmp_path / "folder")
     assert not (tmp_path / "folder").exists()
 
