@@ -7,8 +7,8 @@ the option's default. The docstring below the field explains the value, and is a
 are written only once, in the script that uses the value.
 
 Your own script adds `schedule`, and can add other fields to `RunOptions`: numbers, texts, flags, `Literal`
-choices, optional values, or tuples of these. A field of another type, such as a path, must be marked as
-`OPERATIONAL`, and then it isn't saved with the run. Don't call a field `experiment` or `model`: the
+choices, tuples of these, or optional numbers and texts. A field of another type, such as a path, must be
+marked as `OPERATIONAL`, and then it isn't saved with the run. Don't call a field `experiment` or `model`: the
 checkpoint uses these names itself."""
 
 import contextlib
@@ -168,7 +168,7 @@ def parse_options(
         # These two options change the rounding, so a resumed run keeps their values. Checkpoints of older
         # versions don't contain them.
         kept = {name: state.get(name) for name in ("gradient_accumulation_steps", "torch_compile")}
-        saved = replace(saved, **{name: value for name, value in kept.items() if value})
+        saved = replace(saved, **{name: value for name, value in kept.items() if value is not None})
         options = parse(options_type, saved, "", without_default_flags(argv, saved))
         # `Trainer.resume` doesn't restore more threads than this machine has cores.
         count, cores = state.get("threads", 0), os.cpu_count() or 1
@@ -276,6 +276,11 @@ def restore_options(
         raise ValueError(f"{run_path} is a run of {values.get('experiment')}, not of {experiment}")
     kinds = get_type_hints(type(defaults))
     names = defaults.configuration().keys() & values.keys()
+    # JSON has no infinity.
+    special = {"Infinity": math.inf, "-Infinity": -math.inf, "NaN": math.nan}
+    for name in names:
+        if fits(math.inf, kinds[name]) and str(values[name]) in special:
+            values = {**values, name: special[values[name]]}
     for name in names:
         if not fits(values[name], kinds[name]):
             raise ValueError(f"{run_path} has {name} = {values[name]!r}, which is not valid; start a new run")
@@ -302,10 +307,18 @@ def fits(value: object, kind: Any) -> bool:
 
 
 def without_default_flags(argv: list[str], defaults: RunOptions) -> list[str]:
-    """Returns `argv` without the flags that are already the default, because tyro rejects them."""
-    flags = {name: value for name, value in vars(defaults).items() if isinstance(value, bool)}
-    names = {f"--{'' if value else 'no-'}{name}".replace("_", "-") for name, value in flags.items()}
-    return [word for word in argv if word.replace("_", "-") not in names]
+    """
+    Returns `argv` without the flags that are already the default, because tyro rejects them. The last of
+    several flags counts.
+    """
+    words = argv
+    for name, value in vars(defaults).items():
+        if isinstance(value, bool):
+            flags = [as_words(name, one)[0] for one in (value, not value)]
+            typed = [word.replace("_", "-") for word in words if word.replace("_", "-") in flags]
+            words = [word for word in words if word.replace("_", "-") not in flags]
+            words += [flag for flag in typed[-1:] if flag != flags[0]]
+    return words
 
 
 def parse(options_type: type[Values], defaults: Values, description: str, argv: list[str]) -> Values:
@@ -344,7 +357,7 @@ def parse(options_type: type[Values], defaults: Values, description: str, argv: 
             re.sub(r"invalid literal for int\(\) with base 10: (.*)", r"\1 is not an integer", message)
         )
     for name, value in vars(options).items():
-        if value == ():
+        if value == () != getattr(defaults, name):
             usage_error(f"--{name.replace('_', '-')} has no value; write one, or leave the option out")
         limit = LARGEST_VALUES.get(name, LARGEST_SIZE)
         if isinstance(value, int | float) and limit < value < math.inf:
@@ -372,7 +385,11 @@ def as_words(name: str, value: Any) -> list[str]:
     flag = f"--{name.rstrip('_').replace('_', '-')}"
     if isinstance(value, bool):
         return [flag if value else flag.replace("--", "--no-", 1)]
-    return [flag, as_operand(str(value))]
+    if isinstance(value, tuple):
+        return [flag, *map(str, value)]
+    if isinstance(value, str) and value.startswith("-"):
+        return [f"{flag}={value}"]
+    return [flag, as_operand(str(value)) if isinstance(value, Path) else str(value)]
 
 
 def usage_error(message: str) -> NoReturn:
@@ -389,7 +406,8 @@ optional_values = tyro.constructors.ConstructorRegistry()
 def read_optional(info: Any) -> tyro.constructors.PrimitiveConstructorSpec[Any] | None:
     """Parses `int | None` as an optional `int`. tyro would also accept the word `None`."""
     kinds = [kind for kind in get_args(info.type) if kind is not types.NoneType]
-    if get_origin(info.type) not in (Union, types.UnionType) or len(kinds) != 1:
+    is_optional = get_origin(info.type) in (Union, types.UnionType) and len(kinds) == 1
+    if not is_optional or kinds[0] not in (int, float, str, Path):
         return None
 
     def read(words: list[str]) -> Any:
