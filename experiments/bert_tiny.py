@@ -175,9 +175,11 @@ def show_pairs(run: Run, trainer: Trainer, text: PairedText) -> None:
 def conclusion(result: dict[str, float]) -> str:
     """Compares the next sentence accuracy with that of always predicting the majority class."""
     gap = result["next_sentence_accuracy"] - result["next_sentence_chance"]
+    if result["next_sentence_standard_error"] == 0:
+        return f"  all {result['pairs']:,.0f} pairs are of the same class, so the accuracy says nothing\n"
     return (
         f"  accuracy on {result['pairs']:,.0f} pairs: {result['next_sentence_accuracy']:.1%}, "
-        f"{abs(gap) / max(result['next_sentence_standard_error'], 1e-9):.1f} standard errors "
+        f"{abs(gap) / result['next_sentence_standard_error']:.1f} standard errors "
         f"{'below' if gap < 0 else 'above'}\n"
         f"  the {result['next_sentence_chance']:.1%} of always predicting the majority class\n"
     )

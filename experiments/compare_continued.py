@@ -27,7 +27,7 @@ from labml_bert.run import preflight  # noqa: F401  # isort: skip
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
@@ -48,7 +48,7 @@ from labml_bert.modern_folder import save_pretrained
 from labml_bert.new_tokens import add_tokens, frequent_split_words
 from labml_bert.run.experiment import Run
 from labml_bert.run.fingerprint import Fingerprint, load_script, take_fingerprint
-from labml_bert.run.options import RunOptions, check_outputs, parse
+from labml_bert.run.options import RunOptions, absolute_path, check_outputs, parse
 from labml_bert.run.record import check_range, check_record, describe_run, finish
 from labml_bert.run.terminal import exit_on_bad_input
 from labml_bert.stdout import console
@@ -369,6 +369,8 @@ def main(argv: list[str] | None = None) -> None:
         if options.record is not None:
             check_record(options.record, "compare_continued")
         device = choose_device(options.device)
+        corpus_path, old_path = absolute_path(options.corpus), absolute_path(options.old_corpus)
+        options = replace(options, corpus=corpus_path, old_corpus=old_path)
         corpus, old_corpus = load_corpus(options.corpus), load_corpus(options.old_corpus)
         check_new_tokens(corpus, old_corpus)
         # Record only the names of the texts, because a path means nothing on another machine.

@@ -103,8 +103,11 @@ def load_start(options: Options) -> tuple[BertForMaskedLM | ModernBertForMaskedL
     if options.from_ is None:
         raise ValueError("--from is missing; name the folder of a run or of a model")
     if options.resume is not None:
-        with contextlib.suppress(ValueError):  # If a file there is damaged, go on with `--from`.
+        try:
             return load_model(options.resume)
+        except ValueError:  # If a file there is damaged, go on with `--from`.
+            if not Path(options.from_).exists():
+                raise
     model, tokenizer = load_model(Path(options.from_))
     if options.new_tokens is not None:
         words = read_words(Path(options.new_tokens))

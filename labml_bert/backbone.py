@@ -18,8 +18,8 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from labml_bert.bert import BertConfig
-from labml_bert.checksums import reading
-from labml_bert.data.corpora import BLOCKS, load_corpus
+from labml_bert.checksums import is_list_of_blocks, reading
+from labml_bert.data.corpora import BLOCKS, NAMES, load_corpus
 from labml_bert.data.token_files import read_progress
 from labml_bert.data.tokenizers import load_tokenizer, wordpiece_tokenizer
 from labml_bert.fill_mask import load_model
@@ -142,7 +142,7 @@ def text_has_changed(configuration: dict[str, Any], name: str, sha256: str) -> b
 
     def overlaps(earlier: str | None) -> bool:
         # A run saves either the name of a built-in corpus or the absolute path of the text.
-        if earlier is None or not os.path.isabs(earlier):
+        if earlier is None or not os.path.isabs(earlier) or name in NAMES:
             return earlier == name
         pairs = product(real_paths(earlier), real_paths(name))
         return any(a.is_relative_to(b) or b.is_relative_to(a) for a, b in pairs)
@@ -156,7 +156,7 @@ def text_has_changed(configuration: dict[str, Any], name: str, sha256: str) -> b
 def real_paths(text: str) -> list[Path]:
     """Returns the path of a text, without links. For prepared text, adds the files that it was made from."""
     paths = [text]
-    if (Path(text) / BLOCKS).is_file():
+    if is_list_of_blocks(Path(text) / BLOCKS):
         with contextlib.suppress(ValueError, TypeError, OSError):  # The file may be damaged.
             progress = read_progress(Path(text))
             paths += [path for path, _ in progress.settings.get("files", [])] if progress else []

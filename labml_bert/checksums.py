@@ -145,7 +145,7 @@ def check_digest(path: Path, digest: str) -> None:
     if read_sums(path.parent).get(path.name, digest) != digest:
         raise ValueError(
             f"{path} is damaged (it does not have the sha256 that it was saved with); if you changed it, "
-            f"remove its line from {SUMS}"
+            f"remove its line from {SUMS}, or the whole file if that's its only line"
         )
 
 
@@ -249,6 +249,16 @@ def encode_line(values: dict[str, Any]) -> bytes:
     """
     text = json.dumps(values, allow_nan=False)
     return f'{{"crc32": {zlib.crc32(text.encode())}, {text[1:]}\n'.encode()
+
+
+def is_list_of_blocks(path: Path) -> bool:
+    """Whether `path` is a `blocks.jsonl` of `token_files.py`."""
+    if not os.path.isfile(path):
+        return False
+    with open(path, "rb") as file:
+        beginning = file.read(10)
+    # In earlier versions, lines had no checksums.
+    return any(start.startswith(beginning) for start in (b'{"crc32": ', b'{"files": '))
 
 
 def decode_line(line: bytes) -> dict[str, Any]:

@@ -82,8 +82,9 @@ def measure_baselines(train: Sequence[Example], test: Sequence[Example], K: int)
     ## What is there to beat?
 
     Returns the scores of two baselines by name. The first always predicts the label that is most frequent in
-    `train`. The second is a [bag of words](baselines/tfidf.md), and its score is `None` if scikit-learn isn't
-    installed, if there are fewer than five training texts, or if they have no words.
+    `train`. The second is a [bag of words](baselines/tfidf.md), and its score is `None` if scikit-learn
+    can't be imported, if there are fewer than five training texts, if they have no words, or if there isn't
+    enough memory.
 
     Raises `ValueError` if there are no training texts, or no test texts.
     """
@@ -95,12 +96,18 @@ def measure_baselines(train: Sequence[Example], test: Sequence[Example], K: int)
     scores: dict[str, Score | None] = {MOST_FREQUENT: score(constant, numbers)}
     if find_spec("sklearn") is None:
         return {**scores, "TF-IDF (pip install scikit-learn)": None}
+    try:
+        import sklearn.linear_model  # noqa: F401
+    except Exception:  # An outdated NumPy, for example, raises a `ValueError`.
+        return {**scores, "TF-IDF (scikit-learn is broken)": None}
     if len(train) < 5:
         return {**scores, "bag of words (needs five texts)": None}
     try:
         return {**scores, "bag of words (TF-IDF)": score(tune(train, K).predict(test), numbers)}
     except ValueError:
         return {**scores, "bag of words (no words found)": None}
+    except MemoryError:
+        return {**scores, "bag of words (out of memory)": None}
 
 
 def confusion_lines(matrix: Tensor, labels: Sequence[str], width: int = 78) -> list[str]:

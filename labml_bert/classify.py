@@ -27,6 +27,7 @@ if __name__ == "__main__":
 import argparse
 import contextlib
 import copy
+import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -73,7 +74,7 @@ from labml_bert.run.terminal import (
     print_caveats,
     read_standard_input,
 )
-from labml_bert.stdout import OneLineParser, console, display_path, printable
+from labml_bert.stdout import OneLineParser, as_operand, console, display_path, printable
 from labml_bert.training.checkpoint import CHECKPOINT, load_checkpoint, with_prefix
 from labml_bert.training.device import choose_device
 from labml_bert.training.trainer import NonFiniteLossError
@@ -253,7 +254,9 @@ def output_folder(folder: Path) -> Iterator[None]:
 @contextlib.contextmanager
 def saving(folder: Path) -> Iterator[None]:
     """If the block fails to save the classifier, deletes its files. After a kill, the file `SAVING` stays."""
-    check_output(folder)  # During the training, another program may have written files of the same names.
+    # Another program may have written files meanwhile.
+    if folder.is_symlink() or any(os.path.lexists(folder / name) for name in SAVED_FILES):
+        check_output(folder)
     (folder / SAVING).touch()
     try:
         yield
@@ -336,11 +339,12 @@ def train_command(options: argparse.Namespace) -> None:
         }
         predictions = predict(model, held_out)
         scores = measure_scores(predictions, texts.labels, rest, test)
-        script = ["python", "-m", "labml_bert.classify", "train", str(options.file), "--output", "NEW_FOLDER"]
+        file = as_operand(str(options.file))
+        script = ["python", "-m", "labml_bert.classify", "train", file, "--output", "NEW_FOLDER"]
         for name in ("learning_rate", "epochs", "max_length", "seed"):
             if (value := getattr(options, name)) is not None:
                 script += [f"--{name.replace('_', '-')}", str(value)]
-        script += ["--from", str(folder)]
+        script += ["--from", as_operand(str(folder))]
         facts = {**details, "file": options.file.name, "model": str(folder)}
         with saving(output):
             save_tokenizer(tokenizer, output, **settings)

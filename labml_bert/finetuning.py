@@ -26,6 +26,7 @@ from labml_bert.heads import (
 )
 from labml_bert.labeled_text import Example, choose_hyperparameter, quality
 from labml_bert.mlm import IGNORE
+from labml_bert.models import BertPreTrainedModel
 from labml_bert.nsp import SentencePair, collate
 from labml_bert.training.checkpoint import load_named_weights, named_weights
 from labml_bert.training.device import Precision
@@ -148,20 +149,30 @@ def collate_rows(rows: Sequence[Row], device: torch.device, pad_token_id: int = 
     return {name: tensor.to(device) for name, tensor in batch.items()}
 
 
+def check_rows(model: BertPreTrainedModel, rows: Sequence[Row]) -> None:
+    """Raises `ValueError` if a row has too many tokens or an id that the model can't embed."""
+    config = model.config
+    sizes = {"input_ids": config.vocab_size, "token_type_ids": config.type_vocab_size}
+    for i, row in enumerate(rows):
+        T, positions = len(row.input_ids), config.max_position_embeddings
+        if positions < T:
+            raise ValueError(f"row {i} has {T} tokens; the model has {positions} positions, so shorten it")
+        for name, size in sizes.items():
+            if wrong := [number for number in getattr(row, name) if not 0 <= number < size]:
+                raise ValueError(f"{name} of row {i} has {wrong[0]}; the model needs numbers below {size}")
+
+
 def check_targets(model: BertClassifier | BertForQuestionAnswering, rows: Sequence[Row]) -> None:
     """
-    Raises `ValueError` if a row has more tokens than the model has positions, targets for a different head, a
-    label that isn't the number of a class, or a position outside the row, or if the head is of another kind.
-    A token's label can also be -100.
+    Raises `ValueError` if a row has targets for a different head, a label that isn't the number of a class,
+    or a position outside the row, or if the head is of another kind. A token's label can also be -100.
     """
     kind, is_tagger = type(model).__name__, isinstance(model, BertForTokenClassification)
     if not isinstance(model, BertClassifier | BertForQuestionAnswering):
         raise ValueError(f"fine_tune can't train a {kind}; write a training loop for it")
     names = ["labels"] if isinstance(model, BertClassifier) else ["start_positions", "end_positions"]
     for i, row in enumerate(rows):
-        T, positions = len(row.input_ids), model.config.max_position_embeddings
-        if positions < T:
-            raise ValueError(f"row {i} has {T} tokens; the model has {positions} positions, so shorten it")
+        T = len(row.input_ids)
         if sorted(row.targets) != sorted(names):
             targets = " and ".join(row.targets) or "no targets"
             raise ValueError(f"row {i} has {targets}; a {kind} needs {' and '.join(names)}")
@@ -248,6 +259,7 @@ def fine_tune(
         raise ValueError(
             f"{len(rows)} texts, batch_size {batch_size}, epochs {epochs}; each must be at least 1"
         )
+    check_rows(model, rows)
     check_targets(model, rows)
     device = next(model.parameters()).device
     generator = torch.Generator().manual_seed(seed)
@@ -331,10 +343,11 @@ def predict(model: BertForSequenceClassification, rows: Sequence[Row], batch_siz
     Returns the logits of each row, `(N, K)`, on the CPU. Rows of similar length share a batch, so little time
     goes to padding.
 
-    Raises `ValueError` if `batch_size` is below 1.
+    Raises `ValueError` if `batch_size` is below 1, or if the model can't read a row.
     """
     if batch_size < 1:
         raise ValueError(f"batch_size is {batch_size}; it must be at least 1")
+    check_rows(model, rows)
     was_training = {module: module.training for module in model.modules()}
     model.eval()
     device = next(model.parameters()).device

@@ -107,16 +107,15 @@ def fold(text: str) -> str:
     and its accent become one character where Unicode has one.
     """
     if not text.isascii():
-        # Normalizing a letter with 100,000 accents would take minutes. No language has such letters, so leave
-        # them as they are.
-        groups = groupby(text, lambda c: unicodedata.combining(c) > 0)
-        lengths = (len([*group]) for is_accent, group in groups if is_accent)
-        if max(lengths, default=0) < 1000:
-            text = unicodedata.normalize("NFC", text)
         # Characters of this range distinguish some flags, such as those of England and Scotland.
         text = "".join(
             c for c in text if unicodedata.category(c) != "Cf" or "\U000e0020" <= c <= "\U000e007f"
         )
+        # Normalizing a letter with 100,000 accents would take minutes, and no language has such letters.
+        groups = groupby(text, lambda c: unicodedata.combining(c) > 0)
+        lengths = (len([*group]) for is_accent, group in groups if is_accent)
+        if max(lengths, default=0) < 1000:
+            text = unicodedata.normalize("NFC", text)
     return " ".join(text.split()).casefold()
 
 

@@ -21,6 +21,7 @@ if __name__ == "__main__":
     from labml_bert.run import preflight  # noqa: F401
 
 import argparse
+import os
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -30,7 +31,7 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from labml_bert.checks import LARGEST_VALUES
-from labml_bert.checksums import file_sha256, file_state
+from labml_bert.checksums import file_sha256, file_state, is_list_of_blocks
 from labml_bert.data.corpora import BLOCKS, NAMES
 from labml_bert.data.text_files import (
     Chunk,
@@ -149,11 +150,11 @@ def main(argv: list[str] | None = None) -> None:
             raise ValueError(f"--vocab-size is {options.vocab_size}; it must be at most {most:,}")
         check_utf8(options.output.absolute())
         for path in options.text:
-            if (path / BLOCKS).is_file():
+            if is_list_of_blocks(path / BLOCKS):
                 raise ValueError(f"{path} has text that is tokenized already; name the text itself")
             check_not_among(path, options.output, "--output")
         files = find_files(options.text)
-        if not (options.output / BLOCKS).is_file():
+        if not is_list_of_blocks(options.output / BLOCKS):
             # Fixing an unreadable file changes the text and makes all ids written so far useless, so read all
             # files before writing the first ids.
             with console.status("checking the text"):
@@ -164,12 +165,17 @@ def main(argv: list[str] | None = None) -> None:
         states: dict[Path, object] = {file: file_state(file) for file in files}
         hashes = {file: read_sha256(file) for file in files}
         held_out = min(MAX_HELD_OUT, HELD_OUT_SIZE / max(total, 1))
+        progress = read_progress(options.output)
+        typed = [[str(file), sha256] for file, sha256 in hashes.items()]
         settings = {
-            "files": [[str(file), sha256] for file, sha256 in hashes.items()],
+            "files": [[os.path.abspath(file), sha256] for file, sha256 in hashes.items()],
             "held_out": held_out,
             # `--vocab-size` and `--lowercase` matter only without `--tokenizer`.
             "vocabulary": None if options.tokenizer else [options.vocab_size, options.lowercase],
         }
+        # Earlier versions listed relative paths.
+        if progress and progress.settings.get("files") == typed:
+            settings["files"] = typed
         details = {
             "text": f"{len(files):,} file{'s' * (len(files) > 1)}, {total / 1e6:,.1f} MB",
             "vocabulary": f"{tokenizer.get_vocab_size():,} tokens",

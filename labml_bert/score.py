@@ -34,7 +34,7 @@ from rich.table import Table
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from labml_bert.data.tokenizers import count_unknown
+from labml_bert.data.tokenizers import count_unknown, plain_tokenizer
 from labml_bert.files import read_lines
 from labml_bert.fill_mask import encode_text, load_model, newest_run, special_ids
 from labml_bert.mlm import IGNORE
@@ -83,7 +83,7 @@ def token_log_probs(
     assert mask_id is not None  # `load_tokenizer` checks that there is a mask token.
     input_ids = torch.tensor(encoding.ids)  # (S)
     words = torch.tensor([-1 if word is None else word for word in encoding.word_ids])  # (S)
-    if len({*tokenizer.encode("a b", add_special_tokens=False).word_ids}) == 1:
+    if len({*plain_tokenizer(tokenizer).encode("a b", add_special_tokens=False).word_ids}) == 1:
         words = torch.arange(len(input_ids))  # The tokenizer reads any text as one word.
     log_probs, device = [], next(model.parameters()).device
     for batch in positions.split(batch_size):

@@ -184,7 +184,9 @@ class OneLineParser(ArgumentParser):
         kind, _, words = message.partition(": ")
         has_texts = any(not action.option_strings for action in self._actions)
         if kind == "unrecognized arguments" and not words.startswith("-") and has_texts and self.has_options:
-            message += "; put the options before the texts"
+            message += "; put the options before all other words"
+        elif kind.startswith("argument -") and words.startswith("expected") and self.has_dash:
+            message += "; before a value that begins with -, put = and no space"
         elif has_texts and self.has_dash:
             message += "; put -- before a text that begins with -"
         if not is_silent:

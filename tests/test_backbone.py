@@ -190,4 +190,5 @@ def test_a_part_of_a_text_is_not_a_new_text(tmp_path: Path, monkeypatch: pytest.
             assert not text_has_changed(configuration, later, "1")
         assert not text_has_changed(configuration, "others", "2") or earlier == "."
     assert text_has_changed({"corpus": "python-docs", "corpus_sha256": "1"}, "python-docs", "2")
+    assert not text_has_changed({"corpus": os.getcwd(), "corpus_sha256": "1"}, "python-docs", "2")
     assert not text_has_changed({"corpus": "python-docs", "corpus_sha256": "1"}, "texts", "2")

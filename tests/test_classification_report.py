@@ -1,12 +1,14 @@
 """The report on a classifier: its confusion matrix, and the baselines."""
 
 import math
+import sys
 
 import pytest
 import torch
 from rich.cells import cell_len
 from torch import Tensor
 
+from labml_bert import classification_report
 from labml_bert.classification_report import (
     confusion_lines,
     measure_baselines,
@@ -125,6 +127,20 @@ def test_the_baselines_are_scored_on_the_test_rows() -> None:
     assert measure_baselines(examples[:4], examples, 2)["bag of words (needs five texts)"] is None
     with pytest.raises(ValueError, match="there are no training texts"):
         measure_baselines([], examples, 2)
+
+
+def test_a_baseline_that_fails_has_no_score(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The trained model must not be lost."""
+    examples = [Example(f"text {i}", i % 2) for i in range(10)]
+
+    def fail(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(classification_report, "tune", fail)
+    assert measure_baselines(examples, examples, 2)["bag of words (out of memory)"] is None
+    # With this entry, an import fails.
+    monkeypatch.setitem(sys.modules, "sklearn.linear_model", None)
+    assert measure_baselines(examples, examples, 2)["TF-IDF (scikit-learn is broken)"] is None
 
 
 def test_a_model_that_predicts_nan_is_never_chosen() -> None:

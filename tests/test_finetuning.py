@@ -245,6 +245,24 @@ def test_fine_tuning_works_in_a_thread() -> None:
         assert len(pool.submit(fine_tune, model, encode_examples(WORDS, rows), 1e-3).result()) == 3
 
 
+def test_a_row_that_the_model_cannot_read_is_refused() -> None:
+    model = small_model(WORDS.get_vocab_size(), ["first", "second"])
+    config, ids = model.config, [2, 5, 3]
+    for row, message in (
+        (Row([2, config.vocab_size, 3], [0, 0, 0], {"labels": 0}), "input_ids of row 1 has"),
+        (
+            Row([2, -1, 3], [0, 0, 0], {"labels": 0}),
+            "input_ids of row 1 has -1; the model needs numbers below",
+        ),
+        (Row(ids, [0, 0, config.type_vocab_size], {"labels": 0}), "token_type_ids of row 1 has"),
+        (Row([5] * (config.max_position_embeddings + 1), [0], {"labels": 0}), "row 1 has .* so shorten it"),
+    ):
+        rows = [Row(ids, [0, 0, 0], {"labels": 0}), row]
+        for use in (lambda rows=rows: fine_tune(model, rows, 1e-3), lambda rows=rows: predict(model, rows)):
+            with pytest.raises(ValueError, match=message):
+                use()
+
+
 def test_a_saved_classifier_gives_the_same_logits(tmp_path: Path) -> None:
     examples = word_order_task(64, seed=0)
     rows = encode_examples(WORDS, examples)

@@ -130,6 +130,8 @@ BAD_FILES = {
     "a label as a decimal": ("a.csv", HEADER + GOOD.replace(",a", ",1").replace(",b", ",2") + "\nx,1.0",
                              "or a final .0: '1' (lines 2, 4, 6, 7 more) and '1.0' (line 22); spell them"),
     "an accent as a character": ("a.csv", HEADER + GOOD + "\nx,\u00e9\ny,e\u0301", "(line 23); spell them"),
+    "an accent after an invisible character": ("a.csv", HEADER + GOOD + "\nx,\u00e9\ny,e\u200b\u0301",
+                                               "(line 23); spell them"),
     "an invisible character": ("a.csv", HEADER + GOOD + "\nx,a\u200b", "or a final .0: 'a' (lines"),
     "extra comma": ("a.csv", HEADER + GOOD + "\nx,a,", "line 22: expected 2 fields as in the header, got 3; "
                     "remove the extra comma at the end of the line"),

@@ -119,6 +119,9 @@ def test_a_tokenizer_that_does_not_split_words_masks_one_token_at_a_time() -> No
     expected = token_log_probs(model, whole, text)
     assert len(expected) > 2
     assert torch.equal(token_log_probs(model, whole, text, mask_rest_of_word=True), expected)
+    whole.enable_padding(length=16)
+    assert torch.equal(token_log_probs(model, whole, text, mask_rest_of_word=True), expected)
+    whole.no_padding()
     # Chinese, Japanese and Thai texts have no spaces.
     text = "theunusualdog"
     expected = token_log_probs(model, whole, text)

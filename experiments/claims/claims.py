@@ -91,7 +91,7 @@ def main(argv: list[str] | None = None) -> None:
     for claim in selection:
         console.print(f"{claim.name}: {claim.title}", soft_wrap=True)
         with exit_on_bad_input():
-            results = Results(claim, arguments.record, device)
+            results = Results(claim, arguments.record, device, is_read_only=arguments.arm is not None)
             if arguments.arm is not None:
                 for before, now in results.repeat(arguments.arm, arguments.seed):
                     console.print(f"  {before['arm']}, seed {before['seed']}", soft_wrap=True)

@@ -108,15 +108,16 @@ class Results:
     ## The results of a claim
     """
 
-    def __init__(self, claim: Claim, folder: Path, device: torch.device):
+    def __init__(self, claim: Claim, folder: Path, device: torch.device, is_read_only: bool = False):
         """Raises `ValueError` if the record is damaged or in use, or if it can't be read or written."""
         self.claim, self.device = claim, device
         self.path = folder / "claims" / f"{claim.name}.json"
         # This dictionary contains the rows that the claim has needed so far, in the order of its runs.
         self.rows: dict[str, dict[str, Any]] = {}
         try:
-            make_folder(self.path.parent)
-            self.lock = lock(self.path.parent, name=f".{claim.name}.lock")
+            if not is_read_only:
+                make_folder(self.path.parent)
+                self.lock = lock(self.path.parent, name=f".{claim.name}.lock")
             check_own(self.path)
             self.record = (
                 parse_sealed(self.path.read_text("utf-8")) if self.path.exists() else self.empty_record()

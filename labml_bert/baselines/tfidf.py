@@ -28,15 +28,18 @@ Letters for sizes: `N` texts, `K` classes.
 import re
 import shlex
 import sys
+import unicodedata
 from collections import Counter
 from collections.abc import Sequence
 from importlib.util import find_spec
 
 import torch
+from tokenizers.normalizers import BertNormalizer
 from torch import Tensor
 
 from labml_bert.labeled_text import Example, choose_hyperparameter
 
+SPACES_AROUND_CHINESE = BertNormalizer(clean_text=False, strip_accents=False, lowercase=False)
 PENALTIES = (1e-6, 1e-5, 1e-4, 1e-3)
 
 
@@ -49,18 +52,29 @@ def check_scikit_learn_is_here() -> None:
         )
 
 
-def words(example: Example) -> list[str]:
+def split_words(text: str) -> list[str]:
     """
     ## The words
 
-    Words are runs of letters, digits and underscores, in lower case. In a pair of texts, each word is marked
-    with the text that it is from. A word that both texts contain is counted a third time, because the words
-    in common are all that two bags of words say about how their texts are related.
+    Words are runs of letters, accents, digits and underscores, in lower case. A Chinese character is a word.
     """
-    first = re.findall(r"\w+", example.text.lower())
+    if text.isascii():
+        return re.findall(r"\w+", text.lower())
+    text = SPACES_AROUND_CHINESE.normalize_str(text).lower()
+    accents = "".join(c for c in {*text} if unicodedata.category(c)[0] == "M")
+    return re.findall(rf"[\w{accents}]+", text)
+
+
+def words(example: Example) -> list[str]:
+    """
+    Returns the words of an example. In a pair of texts, each word is marked with the text that it is from. A
+    word that both texts contain is counted a third time, because the words in common are all that two bags of
+    words say about how their texts are related.
+    """
+    first = split_words(example.text)
     if example.pair is None:
         return first
-    second = re.findall(r"\w+", example.pair.lower())
+    second = split_words(example.pair)
     both = Counter(first) & Counter(second)
     return [f"1 {w}" for w in first] + [f"2 {w}" for w in second] + [f"both {w}" for w in both.elements()]
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from labml_bert.course.check import check_folder
-from labml_bert.course.folder import read_files, write_exercises, write_file
+from labml_bert.course.folder import FILES, read_files, write_exercises, write_file
 from labml_bert.course.report import print_report, read_step
 from labml_bert.course.source import is_empty, location, replace_function
 from labml_bert.stdout import explain
@@ -23,8 +23,9 @@ def load_ipython_extension(shell: Any) -> None:
     shell.register_magic_function(check_cell, "cell", "step")
     try:
         write_exercises(FOLDER)
-    except ValueError:
-        pass  # The folder has the learner's files.
+    except ValueError:  # The folder has files.
+        if not any((FOLDER / file).exists() for file in FILES):
+            print(f"error: {FOLDER} has other files; rename that folder, and run this cell again")
     except OSError as error:
         print(f"error: {explain(error)}; the course needs a folder {FOLDER}")
 

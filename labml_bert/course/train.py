@@ -35,10 +35,15 @@ def train(folder: Path, arguments: list[str]) -> int:
     """
     for path in sorted(path for name in PACKAGES for path in (folder / name).glob("*")):
         # A folder, or a compiled module such as `mlm.so`, would replace `mlm.py` too.
-        name = (path.parent / path.name.partition(".")[0]).relative_to(folder).as_posix() + ".py"
+        stem = path.name.partition(".")[0]
+        name = (path.parent / stem).relative_to(folder).as_posix()
         is_module = path.is_dir() or path.suffix in (".py", ".so", ".pyd")
-        if is_module and path.relative_to(folder).as_posix() not in FILES and (PACKAGE / name).is_file():
-            raise ValueError(f"{path} would replace labml_bert/{name}; rename it")
+        if not is_module or path.relative_to(folder).as_posix() in FILES:
+            continue
+        is_package = not path.is_dir() or (path / "__init__.py").is_file()
+        for ours in (f"{name}.py", *[f"{name}/__init__.py"] * is_package):
+            if stem and (PACKAGE / ours).is_file():
+                raise ValueError(f"{path} would replace labml_bert/{ours}; rename it")
     if not EXPERIMENT.is_file():
         raise ValueError(f"{EXPERIMENT} is missing; training needs a clone of the repository")
     words = [sys.executable, "-m", "labml_bert.course.train", str(folder.resolve()), *arguments]

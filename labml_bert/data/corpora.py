@@ -32,7 +32,7 @@ from http.client import HTTPException
 from pathlib import Path
 from types import MappingProxyType
 
-from labml_bert.checksums import read_checked
+from labml_bert.checksums import is_list_of_blocks, read_checked
 from labml_bert.files import encoding_error, is_leftover, make_folder, unreadable, whole_file, without_nul
 from labml_bert.stdout import print_note
 
@@ -52,7 +52,7 @@ NAMES = ("python-docs", "python-source", "tiny-shakespeare", *WIKITEXT)
 
 def corpus_name(path: Path) -> str:
     """The name of a file or folder, or with `./` in front if a built-in corpus has that name."""
-    name = decode_file_name(path.name if path.name != ".." else path.resolve().name)
+    name = decode_file_name(path.name if path.name not in ("", "..") else path.resolve().name)
     return f"./{name}" if name in NAMES else name
 
 
@@ -105,7 +105,7 @@ def load_corpus(name: str) -> Corpus:
     if name in WIKITEXT:
         return wikitext(name)
     path = Path(name)
-    if name.strip() and os.path.isfile(path / BLOCKS):
+    if name.strip() and is_list_of_blocks(path / BLOCKS):
         raise ValueError(
             f"{name} has tokenized text, which only own_language.py and continue_pretraining.py can read; "
             "use the text itself"

@@ -121,6 +121,8 @@ def distinct_docstrings(fewest_words: int = 5) -> list[Docstring]:
 def without_names(text: str, names: Sequence[str]) -> str:
     """Replaces each name with `_` if it's a word, as in `xml.` or `Xml`, or starts one, as in `XMLParser`."""
     spellings = {spelling for name in names for spelling in (name, name.capitalize(), name.upper())}
+    if not spellings:
+        return text
     longest_first = "|".join(sorted(map(re.escape, spellings), key=lambda word: (-len(word), word)))
     return re.sub(f"(?<![A-Za-z])(?:{longest_first})(?![a-z])", "_", text)
 

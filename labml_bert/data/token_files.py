@@ -31,7 +31,7 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from labml_bert.checksums import decode_line, encode_line, file_state, reading
+from labml_bert.checksums import decode_line, encode_line, file_state, is_list_of_blocks, reading
 from labml_bert.data.corpora import BLOCKS, NAMES, Corpus, corpus_name, load_corpus
 from labml_bert.data.text_files import Chunk, ReadChunks
 from labml_bert.data.tokenizers import SPECIAL_TOKENS, encode_texts, load_tokenizer, split_lines
@@ -130,7 +130,7 @@ def read_progress(folder: Path) -> Progress | None:
     path = folder / BLOCKS
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"{folder} is not a folder; choose another name")
-    if not path.is_file():
+    if not is_list_of_blocks(path):
         if folder.is_dir() and any(not is_leftover(file.name) for file in folder.iterdir()):
             raise ValueError(f"{folder} is not empty and has no tokenized text; choose another folder")
         return None
@@ -138,7 +138,7 @@ def read_progress(folder: Path) -> Progress | None:
     size = data.rfind(b"\n") + 1
     try:
         settings, *lines = map(decode_line, data[:size].splitlines())
-        is_finished = len(lines) > 1 and lines[-1] == {FINISHED: len(lines) - 1}
+        is_finished = len(lines) > 0 and lines[-1] == {FINISHED: len(lines) - 1}
         blocks = [
             Block(**{**line, "next": tuple(line["next"])}) for line in lines[: len(lines) - is_finished]
         ]
@@ -179,7 +179,7 @@ def write_token_files(
         json_text = tokenizer.to_str(pretty=True)
         settings = {**settings, "tokenizer_sha256": hashlib.sha256(json_text.encode()).hexdigest()}
         progress = read_progress(folder)
-        if progress is None or not (progress.blocks or progress.is_finished):
+        if progress is None or not progress.blocks:
             with whole_file(folder / BLOCKS) as part:
                 part.write_bytes(encode_line(settings))
             progress = Progress(settings, [], False, (folder / BLOCKS).stat().st_size)
@@ -287,7 +287,7 @@ def load_text_or_tokens(name: str) -> Corpus | TokenizedCorpus:
     Raises `ValueError` if `read_token_files` or `load_corpus` does.
     """
     path = Path(name)
-    is_prepared = any((path / file).exists() for file in (BLOCKS, TRAIN, VALID))
+    is_prepared = is_list_of_blocks(path / BLOCKS) or any((path / file).exists() for file in (TRAIN, VALID))
     is_folder = name.strip() and name not in NAMES and is_prepared
     if not is_folder:
         return load_corpus(name)

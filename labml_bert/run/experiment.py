@@ -28,7 +28,7 @@ from labml_bert.checksums import read_sums, write_checked
 from labml_bert.data.corpora import Corpus
 from labml_bert.data.curriculum import length_at, parse_schedule, tokens_per_step
 from labml_bert.data.token_files import TokenizedCorpus
-from labml_bert.data.tokenizers import check_same_tokenizer, save_tokenizer
+from labml_bert.data.tokenizers import check_same_tokenizer, plain_tokenizer, save_tokenizer
 from labml_bert.files import (
     check_own,
     check_utf8,
@@ -92,8 +92,8 @@ class Run:
     ## One run
 
     The script draws its batches with the random `generator` and trains on `device`. The options determine the
-    generator's seed and the device. If `is_alone` is true, the run doesn't connect to the other processes
-    that `torchrun` has started.
+    generator's seed and the device. Each step and each evaluation must report a `loss` and an `accuracy`. If
+    `is_alone` is true, the run doesn't connect to the other processes that `torchrun` has started.
 
     Raises `ValueError` if the seed or the number of threads isn't valid, if the device isn't available, or if
     the record can't be written.
@@ -178,7 +178,7 @@ class Run:
         # From now on, the console doesn't end the program if it can't print. `report` stops the run instead.
         console.keeps_running = True
         if rank() == 0:
-            write_checked(path / "tokenizer.json", text.tokenizer.to_str(pretty=True))
+            write_checked(path / "tokenizer.json", plain_tokenizer(text.tokenizer).to_str(pretty=True))
         self.print_header(trainer, title, details)
         trainer.on_report = self.on_report or self.report
         trainer.on_step = self.on_step or trainer.on_step

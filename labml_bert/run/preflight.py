@@ -105,8 +105,10 @@ def explain_failed_import(
     """
     reason = " ".join((str(error) or "out of memory").split())
     line = f"error: cannot load a library ({reason}); free some memory, or install the packages again"
-    if name := hidden_module(trace):
-        line = f"error: {name}.py in the current folder hides Python's module {name}; rename the file"
+    if file := hidden_module(trace):
+        name = file.removesuffix(".py")
+        kind_of_file = "file" if file != name else "folder"
+        line = f"error: {file} in the current folder hides Python's module {name}; rename the {kind_of_file}"
     elif not issubclass(kind, ImportError | OSError | MemoryError):
         sys.__excepthook__(kind, error, trace)
         return
@@ -117,17 +119,18 @@ def explain_failed_import(
 
 def hidden_module(trace: TracebackType | None) -> str:
     """
-    The name of a module of Python or of a library that was loaded from the current folder, or an empty
-    string. `python -m` looks for all modules in the current folder first.
+    The name of a file or folder in the current folder that was loaded in place of a module of Python or of a
+    library, or an empty string. `python -m` looks for all modules in the current folder first.
     """
     paths = [getattr(module, "__file__", None) for module in [*sys.modules.values()]]
     while trace is not None:
         paths.append(trace.tb_frame.f_code.co_filename)
         trace = trace.tb_next
-    for folder, file in (os.path.split(os.path.abspath(path)) for path in paths if path):
+    for path in filter(None, paths):
+        folder, file = os.path.split(os.path.abspath(path).removesuffix(f"{os.sep}__init__.py"))
         name = file.removesuffix(".py")
         if folder == os.getcwd() and (name in sys.stdlib_module_names or name in REQUIRED):
-            return name
+            return file
     return ""
 
 

@@ -226,7 +226,7 @@ def git(*words: str) -> str | None:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     try:
         result = subprocess.run(
-            command, capture_output=True, text=True, check=True, cwd=folder, env=environment
+            command, capture_output=True, text=True, errors="replace", check=True, cwd=folder, env=environment
         )
     except (OSError, subprocess.CalledProcessError):
         return None

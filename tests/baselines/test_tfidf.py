@@ -85,6 +85,14 @@ def test_words_of_single_texts_and_pairs() -> None:
     )
 
 
+def test_words_in_other_scripts() -> None:
+    assert words(Example("কুকুর কাকার", 0)) == ["কুকুর", "কাকার"]
+    assert words(Example("Cafe\u0301 noir, x\u0301", 0)) == ["cafe\u0301", "noir", "x\u0301"]
+    assert words(Example("很好 OK!", 0)) == ["很", "好", "ok"]
+    assert words(Example("^-]\u0301\\", 0)) == ["\u0301"]
+    assert words(Example("İstanbul", 0)) == ["i\u0307stanbul"]
+
+
 def test_it_learns_words_but_not_their_order() -> None:
     r = random.Random(0)
     noise = small_text(50).split()

@@ -305,6 +305,18 @@ def test_training_refuses_a_file_that_would_replace_one_of_ours(
     assert end.value.code == 2
     assert f"{name} would replace labml_bert/{name}; rename it" in capsys.readouterr().err
     (course / name).unlink()
+    for package in ("baselines", "data", "training"):
+        (course / f"{package}.py").write_text("x = 1\n")
+        with pytest.raises(SystemExit):
+            main(["train"])
+        assert f"{package}.py would replace labml_bert/{package}/__init__.py" in capsys.readouterr().err
+        (course / f"{package}.py").unlink()
+    (course / "baselines").mkdir()
+    (course / "baselines" / "__init__.py").touch()
+    with pytest.raises(SystemExit):
+        main(["train"])
+    assert "baselines would replace labml_bert/baselines/__init__.py" in capsys.readouterr().err
+    (course / "baselines" / "__init__.py").unlink()
     for other in (name.removesuffix(".py"), name.replace(".py", ".cpython-311-x86_64-linux-gnu.so")):
         (course / other).mkdir()
         with pytest.raises(SystemExit):

@@ -50,6 +50,21 @@ def test_a_folder_that_cannot_be_made_is_one_line(
     assert output.startswith("error: ") and "my_bert" in output and output.count("\n") == 1
 
 
+def test_a_folder_with_other_files_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("my_bert").mkdir()
+    Path("my_bert", "notes.txt").write_text("mine")
+    load_ipython_extension(Shell())
+    assert capsys.readouterr().out == (
+        "error: my_bert has other files; rename that folder, and run this cell again\n"
+    )
+    Path("my_bert").rename("notes")
+    load_ipython_extension(Shell())
+    assert capsys.readouterr().out == "" and Path("my_bert", "mlm.py").is_file()
+
+
 @pytest.mark.processes
 @pytest.mark.parametrize(
     "number", [1, *(pytest.param(number, marks=pytest.mark.long) for number in (4, len(STEPS)))]

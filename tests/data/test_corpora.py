@@ -28,6 +28,17 @@ from labml_bert.files import PART, list_below
 from labml_bert.run.options import absolute_path
 
 
+@pytest.mark.parametrize("name", [".", "./", "../texts", "../texts/sub/.."])
+def test_a_corpus_has_the_name_of_its_folder(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "texts" / "sub").mkdir(parents=True)
+    for file in "ab":
+        (tmp_path / "texts" / file).write_text(f"the text {file}\n" * 50)
+    monkeypatch.chdir(tmp_path / "texts")
+    assert load_corpus(name).name == "texts"
+
+
 @pytest.mark.slow("parses the whole standard library")
 def test_python_docs_are_english_and_hold_out_whole_documents() -> None:
     corpus = load_corpus("python-docs")

@@ -92,6 +92,7 @@ def test_names_that_give_away_the_answer_are_removed() -> None:
         "lib2to3's Lib2to3": "_'s _",
     }.items():
         assert without_names(text, names) == expected
+    assert without_names("Return the size.", []) == "Return the size."
 
 
 @pytest.mark.parametrize(

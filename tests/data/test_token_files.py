@@ -26,6 +26,7 @@ from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
 
 from labml_bert import prepare
+from labml_bert.backbone import text_has_changed
 from labml_bert.checksums import decode_line, encode_line
 from labml_bert.data import text_files, token_files
 from labml_bert.data.corpora import load_corpus
@@ -500,6 +501,31 @@ def test_the_folder_of_another_tokenizer_is_refused(tmp_path: Path, tokenizer: T
     assert (tmp_path / "tokenizer.json").read_text() == "mine"
 
 
+def test_a_text_without_tokens_is_too_short(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    for _ in range(2):
+        write_token_files(tmp_path, tokenizer, lambda position: iter(()), SETTINGS)
+        with pytest.raises(ValueError, match="has no held-out text"):
+            read_token_files(tmp_path)
+    assert corpus_of(tmp_path, tokenizer, write_text(tmp_path.parent / f"{tmp_path.name}-text")).name
+
+
+def test_a_file_of_another_program_with_the_name_of_ours_is_a_text(
+    tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_text(tmp_path / "text")
+    own = tmp_path / "text" / "blocks.jsonl"
+    own.write_text('{"text": "a stone"}\n')
+    corpus = load_corpus(str(tmp_path / "text"))
+    assert any("a stone" in text for text in corpus.train + corpus.valid)
+    corpus_of(tmp_path / "tokens", tokenizer, find_files([tmp_path / "text"]))
+    with pytest.raises(ValueError, match="is not empty and has no tokenized text"):
+        corpus_of(tmp_path / "text", tokenizer, [own])
+    monkeypatch.chdir(tmp_path)
+    prepare.main(["text", "--output", "more", "--vocab-size", "200"])
+    assert "4 files" in capsys.readouterr().out
+    assert own.read_text() == '{"text": "a stone"}\n'
+
+
 def test_a_folder_without_its_list_of_blocks_is_not_read_as_text(
     tmp_path: Path, tokenizer: Tokenizer
 ) -> None:
@@ -541,11 +567,11 @@ def test_a_line_with_values_of_another_type_is_damaged(
         read_token_files(tmp_path / "tokens")
 
 
-def test_a_finished_folder_without_blocks_is_damaged(tmp_path: Path, tokenizer: Tokenizer) -> None:
+def test_a_finished_folder_without_blocks_has_no_text(tmp_path: Path, tokenizer: Tokenizer) -> None:
     corpus_of(tmp_path / "tokens", tokenizer, write_text(tmp_path / "text"))
     path = tmp_path / "tokens" / "blocks.jsonl"
     path.write_bytes(path.read_bytes().splitlines(keepends=True)[0] + encode_line({"finished": 0}))
-    with pytest.raises(ValueError, match=r"blocks\.jsonl is damaged or from an earlier version; delete"):
+    with pytest.raises(ValueError, match="tokens has no held-out text; the text is short"):
         read_token_files(tmp_path / "tokens")
 
 
@@ -658,6 +684,18 @@ def test_a_text_outside_the_vocabulary(
     sizes = [*SIZES, "--hidden-size=16", "--max-position-embeddings=16", "--schedule=16", "--steps=2"]
     main_in_process(monkeypatch, tmp_path, "--corpus=new_tokens", *sizes, experiment="own_language")
     assert f"unknown {line.strip()}" in " ".join(capsys.readouterr().out.split())
+
+
+def test_the_list_of_blocks_has_whole_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`continue_pretraining.py` compares them with the paths of other texts, from any working folder."""
+    (path, *_) = write_text(tmp_path / "text")
+    monkeypatch.chdir(tmp_path)
+    prepare.main(["text", "--output", "tokens", "--vocab-size", "200"])
+    configuration = {"corpus": str(tmp_path / "tokens"), "corpus_sha256": "1"}
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert text_has_changed(configuration, str(path), "2")
+    prepare.main(["../text", "--output", "../tokens", "--vocab-size", "200"])
 
 
 @pytest.mark.parametrize("more", [[], ["--tokenizer", "tokens"]])

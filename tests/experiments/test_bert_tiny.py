@@ -47,6 +47,8 @@ def test_the_accuracy_is_compared_with_the_majority_class(accuracy: float, side:
     conclusion = load_script("bert_tiny").conclusion
     result = {"next_sentence_accuracy": accuracy, "next_sentence_chance": 0.6, "pairs": 100.0}
     assert f"2.0 standard errors {side}\n" in conclusion({**result, "next_sentence_standard_error": 0.05})
+    of_one_class = {**result, "next_sentence_standard_error": 0.0}
+    assert conclusion(of_one_class) == "  all 100 pairs are of the same class, so the accuracy says nothing\n"
 
 
 def test_training_on_pairs_from_text_to_result(run_folder: Path) -> None:

@@ -859,7 +859,8 @@ def test_repeating_a_run_gives_the_same_row(
     with pytest.raises(ValueError, match=message):
         list(Results(claim, tmp_path, CPU).repeat(["short"], 7))
     with pytest.raises(ValueError, match="; run the claim first"):
-        list(Results(claim, tmp_path / "empty", CPU).repeat(["short"], 7))
+        list(Results(claim, tmp_path / "empty", CPU, is_read_only=True).repeat(["short"], 7))
+    assert not (tmp_path / "empty").exists()
 
 
 @pytest.mark.parametrize(

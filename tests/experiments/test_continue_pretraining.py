@@ -116,7 +116,9 @@ def test_a_run_of_a_bert_without_special_tokens_continues(
     assert isinstance(model, BertForMaskedLM) and tokenizer.encode("the").tokens == [*"the"]
 
 
-def test_a_run_resumes_with_its_new_tokens(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_resumes_with_its_new_tokens(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     run = continue_in(folder, monkeypatch, "--from=model", "--new-tokens=words.txt")
     # The run remembers where its texts are. Its own folder has the model and the new tokens.
     (folder / "model").rename(folder / "moved")
@@ -126,6 +128,11 @@ def test_a_run_resumes_with_its_new_tokens(folder: Path, monkeypatch: pytest.Mon
     script = load_script("continue_pretraining")
     script.launch(script.main, script.Options, ["--resume", str(run)])
     assert load_checkpoint(run)[0]["step"] == 4
+    (run / "tokenizer.json").unlink()
+    with pytest.raises(SystemExit):
+        script.launch(script.main, script.Options, ["--resume", str(run)])
+    error = capsys.readouterr().err
+    assert f"{run.name}/tokenizer.json" in error and "folder/model" not in error
 
 
 @pytest.mark.processes

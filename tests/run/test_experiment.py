@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer
 
 from experiments import continue_pretraining, mlm_tiny, own_language
 from labml_bert.data.tokenizers import character_tokenizer, word_tokenizer
@@ -98,6 +99,22 @@ def test_a_resumed_run_keeps_its_micro_batches_and_finds_a_moved_text(
     moved = corpus_file.rename(tmp_path / "moved.txt")
     main_in_process(monkeypatch, tmp_path, "--resume", folder, "--corpus", moved)
     assert load_checkpoint(folder)[0]["configuration"]["corpus"] == str(moved)
+
+
+@pytest.mark.processes
+def test_a_run_whose_tokenizer_pads_and_truncates_is_resumed(
+    tmp_path: Path, corpus_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def tokenizer(texts: list[str]) -> Tokenizer:
+        result = character_tokenizer(texts)
+        result.enable_padding()
+        result.enable_truncation(16)
+        return result
+
+    monkeypatch.setattr("labml_bert.data.tokenizers.character_tokenizer", tokenizer)
+    main_in_process(monkeypatch, tmp_path, *SMALL, "--steps=2", "--corpus", corpus_file)
+    (folder,) = (tmp_path / "logs" / "mlm_tiny").iterdir()
+    main_in_process(monkeypatch, tmp_path, "--resume", folder)
 
 
 @pytest.mark.processes

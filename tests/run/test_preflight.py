@@ -136,6 +136,17 @@ def test_a_file_with_the_name_of_a_module_is_named(name: str, content: str, tmp_
     assert process.stderr == line
 
 
+def test_a_folder_with_the_name_of_a_library_is_named(tmp_path: Path) -> None:
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").touch()
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    words = [sys.executable, "-m", "labml_bert.runs", "logs"]
+    process = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert process.returncode == 2
+    line = "error: torch in the current folder hides Python's module torch; rename the folder\n"
+    assert process.stderr == line
+
+
 def test_a_closed_stdin_is_an_empty_one(tmp_path: Path) -> None:
     words = ["sh", "-c", 'exec "$0" -m labml_bert.classify predict nowhere <&-', sys.executable]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}

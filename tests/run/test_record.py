@@ -196,5 +196,13 @@ def test_a_record_names_the_commit_only_if_it_has_the_code(
     with monkeypatch.context() as patch:
         patch.setenv("GIT_DIR", str(other / ".git"))
         assert origin()["commit"] == commit
+    # The message of an error can have a path that isn't UTF-8.
+    fake = tmp_path / "bin" / "git"
+    fake.parent.mkdir()
+    fake.write_bytes(b"#!/bin/sh\nprintf '\\351' >&2\nexit 128\n")
+    fake.chmod(0o755)
+    with monkeypatch.context() as patch:
+        patch.setenv("PATH", str(fake.parent))
+        assert origin()["commit"] is None
     monkeypatch.setenv("PATH", "")
     assert origin()["commit"] is None

@@ -569,7 +569,7 @@ def test_a_text_after_an_option_says_where_it_belongs(capsys: pytest.CaptureFixt
     parser.add_argument("--run")
     (text,) = [action for action in parser._actions if action.dest == "text"]
     for words, remedy in (
-        (["a", "--run", "x", "b"], "; put the options before the texts"),
+        (["a", "--run", "x", "b"], "; put the options before all other words"),
         (["--runs"], ""),
         (["a", "b"], ""),
         (["-b"], "; put -- before a text that begins with -"),
@@ -579,6 +579,17 @@ def test_a_text_after_an_option_says_where_it_belongs(capsys: pytest.CaptureFixt
         with pytest.raises(SystemExit):
             parser.parse_args(words)
         assert capsys.readouterr().err == f"error: unrecognized arguments: {words[-1]}{remedy}; see --help\n"
+
+
+def test_a_value_with_a_dash_says_how_it_can_be_passed(capsys: pytest.CaptureFixture[str]) -> None:
+    parser = OneLineParser(prog="command")
+    parser.add_argument("text", nargs="*")
+    parser.add_argument("--run")
+    with pytest.raises(SystemExit):
+        parser.parse_args(["a", "--run", "-x"])
+    expected = "expected one argument; before a value that begins with -, put = and no space"
+    assert expected in capsys.readouterr().err
+    assert parser.parse_args(["a", "--run=-x"]).run == "-x"
 
 
 @pytest.mark.parametrize("reason", ["can't allocate memory: 9 bytes", "could not create a primitive"])
