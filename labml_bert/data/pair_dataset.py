@@ -8,8 +8,8 @@ same time. The rows of a file depend on its text, its number, the tokenizer, the
 don't depend on the number of processes.
 
 You can kill a build at any moment. A file gets its final name only when it is complete. Each file contains a
-fingerprint of its text, its settings and the code, so the next build reuses the files whose fingerprints
-match. A build writes `manifest.json` last, and a folder without this file isn't a finished data set.
+fingerprint of its text, its settings and the code, so the next build reuses the intact files whose
+fingerprints match. A build writes `manifest.json` last. Without this file, a data set isn't finished.
 """
 
 import collections
@@ -40,6 +40,8 @@ from labml_bert import mlm, nsp
 from labml_bert.checksums import (
     SUMS,
     are_as_listed,
+    decode_line,
+    encode_line,
     file_state,
     list_files,
     parse_json,
@@ -61,7 +63,16 @@ from labml_bert.data.pair_shards import (
     write_in_worker,
 )
 from labml_bert.data.tokenizers import SPECIAL_TOKENS, TOKENIZER_FILES, save_tokenizer
-from labml_bert.files import check_own, check_utf8, lock, make_folder, remove_partial_files, whole_file
+from labml_bert.files import (
+    append,
+    check_own,
+    check_utf8,
+    lock,
+    make_folder,
+    open_to_append,
+    remove_partial_files,
+    whole_file,
+)
 from labml_bert.stdout import console, display_path
 
 if TYPE_CHECKING:
@@ -69,6 +80,8 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 MANIFEST = "manifest.json"
+# Until there is a manifest, this file lists the finished parts.
+PARTS = ".parts.jsonl"
 # The contents of a shard's file depend on the code in these modules.
 MODULES = (mlm, nsp, pair_collator, pair_shards, sentences)
 # Each shard except for the last one has at least this many characters. A worker holds a whole shard in
@@ -133,7 +146,7 @@ def build_locked(
     tokenizer_json = tokenizer.to_str()
     code = hashlib.sha256("".join(map(inspect.getsource, MODULES)).encode()).hexdigest()
     settings = json.dumps({"code": code, "tokenizer": tokenizer_json, **asdict(arguments)})
-    hashes = manifest_hashes(folder)
+    hashes = listed_hashes(folder)
     shards = (
         Shard(
             folder / f"part-{i:05}.parquet",
@@ -147,8 +160,12 @@ def build_locked(
     parts = []
     written = write_shards(shards, tokenizer_json, arguments, processes)
     # After an error here, closing the generator ends its workers.
-    with progress_line() as show, contextlib.closing(written):
+    with open_to_append(folder / PARTS) as lines, progress_line() as show, contextlib.closing(written):
+        # A killed build may have left half a line.
+        append(lines, b"\n")
         for part in written:
+            if part["fingerprint"] not in hashes:
+                append(lines, encode_line(part))
             parts.append(part)
             show(parts)
     totals = {key: sum(part[key] for part in parts) for key in ("documents", "sentences", "rows", "tokens")}
@@ -173,6 +190,7 @@ def build_locked(
         elif old.suffix == ".arrow" and old.stem != digest[:16]:
             old.unlink()
     write_checked(folder / MANIFEST, json.dumps(manifest, indent=2))
+    (folder / PARTS).unlink()
     return manifest
 
 
@@ -200,6 +218,17 @@ def manifest_hashes(folder: Path) -> dict[str, str]:
         parts = parse_json(read_checked(folder / MANIFEST))["parts"]
         return {part["fingerprint"]: part["sha256"] for part in parts}
     return {}
+
+
+def listed_hashes(folder: Path) -> dict[str, str]:
+    """Like `manifest_hashes`, but also includes the files of a build that was stopped."""
+    hashes = manifest_hashes(folder)
+    data = (folder / PARTS).read_bytes() if (folder / PARTS).is_file() else b""
+    for line in data.splitlines():
+        with contextlib.suppress(ValueError, KeyError):
+            part = decode_line(line)
+            hashes[part["fingerprint"]] = part["sha256"]
+    return hashes
 
 
 def group_documents(documents: Iterable[str], tokenizer: Tokenizer) -> Iterator[list[str]]:

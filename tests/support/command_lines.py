@@ -20,12 +20,13 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
+import pyarrow.parquet as pq
 import torch
 
 from labml_bert.checksums import SUMS, parse_sealed
 from labml_bert.classify import SAVING
 from labml_bert.data import text_files, token_files
-from labml_bert.data.pair_shards import has_valid_checksums
+from labml_bert.data.pair_shards import DAMAGE
 from labml_bert.files import PART, read_tensors
 from labml_bert.run import record
 from labml_bert.training.checkpoint import PREVIOUS
@@ -298,7 +299,10 @@ def is_whole(name: str, data: bytes, reference: bytes | None, scratch: Path) -> 
         except ValueError:
             return False
     if suffix == ".parquet":
-        return has_valid_checksums(file)
+        try:
+            return pq.ParquetFile(file, page_checksum_verification=True).read().num_rows > 0
+        except DAMAGE:
+            return False
     if suffix in (".json", ".jsonl"):
         try:
             return all(json.loads(line) for line in ([data] if suffix == ".json" else data.splitlines()))
