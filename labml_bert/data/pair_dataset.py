@@ -80,7 +80,7 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 MANIFEST = "manifest.json"
-# Until there is a manifest, this file lists the finished parts.
+# Without a manifest, this file lists the finished parts.
 PARTS = ".parts.jsonl"
 # The contents of a shard's file depend on the code in these modules.
 MODULES = (mlm, nsp, pair_collator, pair_shards, sentences)
@@ -161,8 +161,7 @@ def build_locked(
     written = write_shards(shards, tokenizer_json, arguments, processes)
     # After an error here, closing the generator ends its workers.
     with open_to_append(folder / PARTS) as lines, progress_line() as show, contextlib.closing(written):
-        # A killed build may have left half a line.
-        append(lines, b"\n")
+        append(lines, b"\n")  # A killed build may have left half a line.
         for part in written:
             if part["fingerprint"] not in hashes:
                 append(lines, encode_line(part))
@@ -204,7 +203,7 @@ def check_folder(folder: Path) -> None:
     # If there is a manifest, a damaged part is probably ours.
     foreign = [name for name in parts if is_foreign(folder / name, MANIFEST not in names)]
     # A build writes its first part before these files, so without a part or a manifest they aren't ours.
-    if not parts and not manifest_hashes(folder):
+    if not parts and not listed_hashes(folder):
         foreign += [name for name in names if name in (*TOKENIZER_FILES, SUMS, MANIFEST)]
     if foreign:
         raise ValueError(
@@ -212,23 +211,18 @@ def check_folder(folder: Path) -> None:
         )
 
 
-def manifest_hashes(folder: Path) -> dict[str, str]:
-    """Returns the sha256 of each file that the manifest of an earlier build lists, by its fingerprint."""
+def listed_hashes(folder: Path) -> dict[str, str]:
+    """Returns the sha256 of each file of an earlier build, by its fingerprint."""
+    lines = (folder / PARTS).read_bytes().splitlines() if (folder / PARTS).is_file() else []
+    parts: list[dict[str, Any]] = []
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        parts = parse_json(read_checked(folder / MANIFEST))["parts"]
+        parts += parse_json(read_checked(folder / MANIFEST))["parts"]
+    for line in lines:
+        with contextlib.suppress(ValueError):
+            parts.append(decode_line(line))
+    with contextlib.suppress(KeyError, TypeError):
         return {part["fingerprint"]: part["sha256"] for part in parts}
     return {}
-
-
-def listed_hashes(folder: Path) -> dict[str, str]:
-    """Like `manifest_hashes`, but also includes the files of a build that was stopped."""
-    hashes = manifest_hashes(folder)
-    data = (folder / PARTS).read_bytes() if (folder / PARTS).is_file() else b""
-    for line in data.splitlines():
-        with contextlib.suppress(ValueError, KeyError):
-            part = decode_line(line)
-            hashes[part["fingerprint"]] = part["sha256"]
-    return hashes
 
 
 def group_documents(documents: Iterable[str], tokenizer: Tokenizer) -> Iterator[list[str]]:

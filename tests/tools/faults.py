@@ -133,12 +133,12 @@ class Trial:
         references = {*self.reference.values()}
         for name, data in after.items():
             # If the failed run had a folder of its own, the folder of the earlier run has kept its name.
-            if data == self.before.get(name) or re.search(r"^logs/\w+/2", name):
+            if data == self.before.get(name) or re.search(r"^logs/\w+/2", name) or name.endswith(PARTS):
                 continue
             if is_temporary(name):
                 if call.name != "unlink":
                     yield f"{name} is left"
-            elif name not in self.reference and name not in self.before and not name.endswith(PARTS):
+            elif name not in self.reference and name not in self.before:
                 yield f"{name} is new"
             elif data not in references and not is_whole(name, data, self.reference.get(name), scratch):
                 yield f"{name} is not whole ({len(data)} bytes)"
