@@ -144,8 +144,8 @@ def check_digest(path: Path, digest: str) -> None:
     """
     if read_sums(path.parent).get(path.name, digest) != digest:
         raise ValueError(
-            f"{path} is damaged (it does not have the sha256 that it was saved with); if you changed it, "
-            f"remove its line from {SUMS}, or the whole file if that's its only line"
+            f"{path} is damaged or partly saved (it does not have the sha256 that it was saved with); save "
+            f"it again; if you changed it, remove its line from {SUMS}, or that file if it's the only line"
         )
 
 

@@ -110,6 +110,7 @@ class BertPreTrainedModel(nn.Module):
         Raises `ValueError` if a layer has LoRA or another parametrization, if a layer is wrapped, for example
         by `torch.compile`, if the model contains a layer twice, if the encoder has other layers or sizes than
         `config`, or if a subclass has a persistent buffer. `from_pretrained` could not load such a file.
+        Only one process may save to a folder at a time.
         """
         pooler = self.bert.pooler is not None
         check_names(self, "bert", lambda config: BertModel(config, pooler), check_sizes)

@@ -80,8 +80,7 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 MANIFEST = "manifest.json"
-# Without a manifest, this file lists the finished parts.
-PARTS = ".parts.jsonl"
+PARTS = ".parts.jsonl"  # Lists the finished parts until there is a manifest.
 # The contents of a shard's file depend on the code in these modules.
 MODULES = (mlm, nsp, pair_collator, pair_shards, sentences)
 # Each shard except for the last one has at least this many characters. A worker holds a whole shard in
@@ -160,11 +159,11 @@ def build_locked(
     parts = []
     written = write_shards(shards, tokenizer_json, arguments, processes)
     # After an error here, closing the generator ends its workers.
-    with open_to_append(folder / PARTS) as lines, progress_line() as show, contextlib.closing(written):
-        append(lines, b"\n")  # A killed build may have left half a line.
+    with progress_line() as show, contextlib.closing(written):
         for part in written:
             if part["fingerprint"] not in hashes:
-                append(lines, encode_line(part))
+                with open_to_append(folder / PARTS) as lines:
+                    append(lines, b"\n" + encode_line(part))  # The last line may be cut off.
             parts.append(part)
             show(parts)
     totals = {key: sum(part[key] for part in parts) for key in ("documents", "sentences", "rows", "tokens")}
@@ -189,7 +188,7 @@ def build_locked(
         elif old.suffix == ".arrow" and old.stem != digest[:16]:
             old.unlink()
     write_checked(folder / MANIFEST, json.dumps(manifest, indent=2))
-    (folder / PARTS).unlink()
+    (folder / PARTS).unlink(missing_ok=True)
     return manifest
 
 
