@@ -133,7 +133,7 @@ class BertSelfAttention(nn.Module):
         else:
             (q,) = self.project(query_states, self.query)  # (B, H, P, D/H)
             k, v = self.project(hidden_states, self.key, self.value)  # (B, H, T, D/H)
-        weights, dropout_prob = None, self.dropout.p if self.training else 0.0
+        weights, dropout_prob = None, self.dropout.p if self.dropout.training else 0.0
         if output_attentions or written_out_is_faster(q, dropout_prob):
             scores = (q / math.sqrt(q.size(-1))) @ k.transpose(-1, -2)  # (B, H, P, T)
             if attention_mask is not None:

@@ -339,6 +339,23 @@ def test_only_the_last_call_of_a_shared_layer_selects_positions() -> None:
     )
 
 
+@pytest.mark.parametrize("is_written_out", [False, True])
+def test_attention_dropout_follows_the_dropout_module(
+    is_written_out: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Monte-Carlo dropout, for example, turns on only the dropout modules."""
+    monkeypatch.setattr("labml_bert.bert.written_out_is_faster", lambda *_: is_written_out)
+    sizes = {"hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 1, "intermediate_size": 24}
+    model = BertModel(BertConfig(20, **sizes, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.5))
+    attention = model.encoder.layer[0].attention["self"]
+    ids = torch.arange(12)[None]
+    for mode in (False, True):
+        model.train(not mode)
+        attention.dropout.train(mode)
+        first, second = (model(ids).last_hidden_state for _ in range(2))
+        assert torch.equal(first, second) is not mode
+
+
 @pytest.mark.parametrize("p", [0.1, 0.5, 0.9])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 def test_dropout_drops_with_its_probability(p: float, dtype: torch.dtype) -> None:

@@ -41,7 +41,6 @@ from labml_bert.checksums import (
     SUMS,
     are_as_listed,
     decode_line,
-    encode_line,
     file_state,
     list_files,
     parse_json,
@@ -52,6 +51,7 @@ from labml_bert.data import pair_collator, pair_shards, sentences
 from labml_bert.data.pair_collator import PairCollator
 from labml_bert.data.pair_shards import (
     DAMAGE,
+    PARTS,
     DatasetArguments,
     Shard,
     ShardWriter,
@@ -64,12 +64,10 @@ from labml_bert.data.pair_shards import (
 )
 from labml_bert.data.tokenizers import SPECIAL_TOKENS, TOKENIZER_FILES, save_tokenizer
 from labml_bert.files import (
-    append,
     check_own,
     check_utf8,
     lock,
     make_folder,
-    open_to_append,
     remove_partial_files,
     whole_file,
 )
@@ -80,7 +78,6 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 MANIFEST = "manifest.json"
-PARTS = ".parts.jsonl"  # Lists the finished parts until there is a manifest.
 # The contents of a shard's file depend on the code in these modules.
 MODULES = (mlm, nsp, pair_collator, pair_shards, sentences)
 # Each shard except for the last one has at least this many characters. A worker holds a whole shard in
@@ -161,9 +158,6 @@ def build_locked(
     # After an error here, closing the generator ends its workers.
     with progress_line() as show, contextlib.closing(written):
         for part in written:
-            if part["fingerprint"] not in hashes:
-                with open_to_append(folder / PARTS) as lines:
-                    append(lines, b"\n" + encode_line(part))  # The last line may be cut off.
             parts.append(part)
             show(parts)
     totals = {key: sum(part[key] for part in parts) for key in ("documents", "sentences", "rows", "tokens")}
@@ -181,11 +175,11 @@ def build_locked(
     digest = hashlib.sha256("".join(part["fingerprint"] for part in parts).encode()).hexdigest()
     manifest = {"fingerprint": digest, "arguments": asdict(arguments), **totals, "parts": parts}
     save_tokenizer(tokenizer, folder)
-    # Earlier versions had folders.
+    contents = hashlib.sha256("".join(part["sha256"] for part in parts).encode()).hexdigest()
     for old in (folder / "arrow").glob("[0-9a-f]" * 16 + "*"):
         if old.is_dir() and not old.is_symlink() and len(old.name) == 16:
-            shutil.rmtree(old)
-        elif old.suffix == ".arrow" and old.stem != digest[:16]:
+            shutil.rmtree(old)  # from an earlier version
+        elif old.suffix == ".arrow" and old.stem != contents[:16]:
             old.unlink()
     write_checked(folder / MANIFEST, json.dumps(manifest, indent=2))
     (folder / PARTS).unlink(missing_ok=True)
@@ -238,8 +232,7 @@ def group_documents(documents: Iterable[str], tokenizer: Tokenizer) -> Iterator[
     texts: list[str] = []
     size = 0
     for text in documents:
-        # With padding, every text has ids.
-        parts = (text[start : start + 1000] for start in range(0, len(text), 1000))
+        parts = (text[start : start + 1000] for start in range(0, len(text), 1000))  # Padding isn't counted.
         if any(sum(tokenizer.encode(part, add_special_tokens=False).attention_mask) for part in parts):
             texts.append(text)
             size += len(text)
@@ -375,7 +368,8 @@ def open_dataset(folder: Path, fingerprint: str | None = None) -> "Dataset":
 
     arrow = folder / "arrow"
     check_own(arrow, stat.S_ISDIR)
-    copy = arrow / f"{digest[:16]}.arrow"
+    contents = hashlib.sha256("".join(part["sha256"] for part in parts).encode()).hexdigest()
+    copy = arrow / f"{contents[:16]}.arrow"
     parquet_files = [folder / part["name"] for part in parts if part["rows"]]
 
     def is_intact() -> bool:

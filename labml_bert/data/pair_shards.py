@@ -35,12 +35,14 @@ import torch
 from tokenizers import Tokenizer
 
 from labml_bert.checks import check_pairs
-from labml_bert.checksums import file_sha256, parse_json
+from labml_bert.checksums import encode_line, file_sha256, parse_json
 from labml_bert.data.pair_collator import MaskingArguments, PairCollator
 from labml_bert.data.sentences import split_sentences
-from labml_bert.files import unreadable, whole_file
+from labml_bert.files import append, open_to_append, unreadable, whole_file
 from labml_bert.mlm import IGNORE
 from labml_bert.nsp import IS_RANDOM, PairMaker, Sentence, SentencePair
+
+PARTS = ".parts.jsonl"  # Lists the finished parts until there is a manifest.
 
 
 @dataclass(frozen=True)
@@ -185,6 +187,9 @@ class ShardWriter:
         table = pa.concat_tables(tables).replace_schema_metadata({"labml_bert": json.dumps(counts)})
         with whole_file(shard.path) as part:
             pq.write_table(table, part, row_group_size=10_000, compression="zstd", write_page_checksum=True)
+            line = encode_line({"fingerprint": shard.fingerprint, "sha256": file_sha256(part)})
+            with open_to_append(shard.path.parent / PARTS) as lines:
+                append(lines, b"\n" + line)  # A killed process may have left half a line.
         metadata = read_metadata(shard)
         assert metadata is not None
         return metadata

@@ -147,7 +147,7 @@ def test_only_an_exception_of_the_code_is_called_one(name: str, body: str, messa
 @pytest.mark.parametrize(
     ("name", "old", "new"),
     [
-        ("bert.py:BertSelfAttention.forward", "self.dropout.p if self.training else 0.0", "0.0"),
+        ("bert.py:BertSelfAttention.forward", "self.dropout.p if self.dropout.training else 0.0", "0.0"),
         ("modern.py:ModernBertAttention.forward", "self.attention_dropout if self.training else 0.0", "0.0"),
         ("bert.py:BertModel.forward", "(x, None, attentions)", "(x, attentions, None)"),
     ],

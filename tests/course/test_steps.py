@@ -139,11 +139,15 @@ WRONG = [
     ("bert.py:BertSelfAttention.forward", "weights if output_attentions else None", "weights"),
     (
         "bert.py:BertSelfAttention.forward",
-        "self.dropout.p if self.training else 0.0",
+        "self.dropout.p if self.dropout.training else 0.0",
         "self.dropout.p or 1.0",
     ),
     ("bert.py:BertSelfAttention.forward", "self.dropout.p if self", "0.1 if self"),
-    ("bert.py:BertSelfAttention.forward", "self.dropout.p if self.training else 0.0", "self.dropout.p"),
+    (
+        "bert.py:BertSelfAttention.forward",
+        "self.dropout.p if self.dropout.training else 0.0",
+        "self.dropout.p",
+    ),
     ("training/optimization.py:block_matrices", "p.dim() == 2", "p.dim() >= 2"),
     (
         "training/optimization.py:parameter_groups",
