@@ -180,8 +180,8 @@ def tie_embeddings(model: nn.Module) -> None:
     The output matrix is the token embedding itself. The embedding module owns the matrix, and the head gets
     it as an argument in each call. So the two uses stay tied when you copy, move, save or resize the model.
     As in `transformers`, a `state_dict` lists the matrix and the head's bias under two names each.
-    `load_state_dict` checks that the two entries agree and ignores the second. The module has only the first
-    names, so tools that look names up in it need `named_parameters`. This function adds the hooks.
+    `load_state_dict` checks that the two entries agree and ignores the second. No layer has the second names.
+    A tool that looks for one fails, so give it `named_parameters`. This function adds the hooks.
     """
     model.register_state_dict_post_hook(add_aliases_on_save)
     model.register_load_state_dict_pre_hook(drop_aliases_on_load)

@@ -310,12 +310,23 @@ def test_an_encoder_that_is_not_that_of_its_configuration_is_not_saved(
     BertForMaskedLM.from_pretrained(tmp_path)
 
 
+SAVE_AND_LOAD = {
+    "bert": (BertForMaskedLM.save_pretrained, BertForMaskedLM.from_pretrained),
+    "modern": (modern_folder.save_pretrained, modern_folder.from_pretrained),
+}
+
+
+def two_models(kind: str) -> Any:
+    """Two models whose tensors have the same shapes, because these don't depend on the number of heads."""
+    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2}
+    return (random_model(kind, 20, 0, **sizes, num_attention_heads=heads) for heads in (2, 4))
+
+
 @pytest.mark.parametrize("kind", ["bert", "modern"])
 def test_a_model_that_is_replaced_while_it_is_read_is_refused(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2}
-    old, new = (random_model(kind, 20, 0, **sizes, num_attention_heads=heads) for heads in (2, 4))
+    old, new = two_models(kind)
     module, save = (
         (models, BertForMaskedLM.save_pretrained)
         if kind == "bert"
@@ -660,13 +671,8 @@ def test_after_two_killed_saves_no_model_has_the_configuration_of_another(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """First, a save of the new model over the old one is killed, and then a save of the old one again."""
-    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2}
-    old, new = (random_model(kind, 20, 0, **sizes, num_attention_heads=heads) for heads in (2, 4))
-    save, load = (
-        (BertForMaskedLM.save_pretrained, BertForMaskedLM.from_pretrained)
-        if kind == "bert"
-        else (modern_folder.save_pretrained, modern_folder.from_pretrained)
-    )
+    old, new = two_models(kind)
+    save, load = SAVE_AND_LOAD[kind]
     ids = torch.arange(5, 15)[None]
     expected = [model(ids).logits for model in (old, new)]
     outcomes = []
@@ -697,14 +703,8 @@ def test_after_two_killed_saves_no_model_has_the_configuration_of_another(
 def test_a_model_that_is_saved_over_another_never_gets_its_configuration(
     kind: str, has_sums: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The shapes of the tensors don't depend on the number of heads."""
-    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2}
-    old, new = (random_model(kind, 20, 0, **sizes, num_attention_heads=heads) for heads in (2, 4))
-    save, load = (
-        (BertForMaskedLM.save_pretrained, BertForMaskedLM.from_pretrained)
-        if kind == "bert"
-        else (modern_folder.save_pretrained, modern_folder.from_pretrained)
-    )
+    old, new = two_models(kind)
+    save, load = SAVE_AND_LOAD[kind]
     ids, outcomes = torch.arange(5, 15)[None], []
     expected = {"old": old(ids).logits, "new": new(ids).logits}
     for number in itertools.count():

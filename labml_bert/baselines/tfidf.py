@@ -67,7 +67,7 @@ def split_words(text: str) -> list[str]:
 
 def words(example: Example) -> list[str]:
     """
-    Returns the words of an example. In a pair of texts, each word is marked with the text that it is from. A
+    Returns the words of an example. In a pair, each word is marked as from the first or second text. A
     word that both texts contain is counted a third time, because the words in common are all that two bags of
     words say about how their texts are related.
     """

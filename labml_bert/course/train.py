@@ -40,8 +40,10 @@ def train(folder: Path, arguments: list[str]) -> int:
         is_module = path.is_dir() or path.suffix in (".py", ".so", ".pyd")
         if not is_module or path.relative_to(folder).as_posix() in FILES:
             continue
-        is_package = not path.is_dir() or (path / "__init__.py").is_file()
-        for ours in (f"{name}.py", *[f"{name}/__init__.py"] * is_package):
+        replaceable = [f"{name}.py"]
+        if path.is_file() or (path / "__init__.py").is_file():
+            replaceable.append(f"{name}/__init__.py")
+        for ours in replaceable:
             if stem and (PACKAGE / ours).is_file():
                 raise ValueError(f"{path} would replace labml_bert/{ours}; rename it")
     if not EXPERIMENT.is_file():

@@ -391,7 +391,7 @@ def replay(run_path: Path, model: nn.Module) -> tuple[float, dict[str, float]]:
     same device with the same number of threads gives exactly the same loss. The replay takes the whole batch
     in one pass, so if the run had several processes or micro-batches, the dropout masks are different.
 
-    If the forward pass changes buffers, as that of BatchNorm does, the buffers are those of a later step.
+    If the forward pass changes buffers, as in BatchNorm, the saved buffers are those of a later step.
 
     Raises `ValueError` if no step failed, or if the step's file is damaged or belongs to a different model.
     """
