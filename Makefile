@@ -23,7 +23,7 @@ LABELS ?= labels.csv
 export LABELS FROM
 classifier: $(VENV)/.baselines
 	@$(BIN)/python -m labml_bert.classify train "$$LABELS" --output classifier --check-only $(ARGS)
-ifeq (,$(findstring --check-only,$(ARGS)))
+ifeq (,$(filter --check-only --help -h,$(ARGS)))
 	@test -n "$$FROM" || ls logs/bert_tiny/*/model/config.json >/dev/null 2>&1 || $(BIN)/python experiments/bert_tiny.py --minutes 2
 	@$(BIN)/python -m labml_bert.classify train "$$LABELS" --output classifier \
 		--from "$${FROM:-$$(dirname "$$(dirname "$$(ls -t logs/bert_tiny/*/model/config.json | head -n 1)")")}" $(ARGS)

@@ -27,7 +27,7 @@ from labml_bert.model_folder import MODEL_FILES, check_sizes, check_tensors, rea
 from labml_bert.models import BertForMaskedLM
 from labml_bert.modern import ModernBertForMaskedLM
 from labml_bert.stdout import print_note
-from labml_bert.training.checkpoint import CHECKPOINT, load_checkpoint, note_unreadable
+from labml_bert.training.checkpoint import CHECKPOINT, load_checkpoint, newest_first, note_unreadable
 
 
 class Backbone(NamedTuple):
@@ -49,13 +49,13 @@ def find_newest_model(runs: Path) -> Path:
     be read. Raises `ValueError` if there is no model.
     """
     note_unreadable([runs])
-    paths = sorted(runs.glob("bert_tiny/*/model/config.json"), key=lambda path: path.stat().st_mtime)
+    paths = newest_first(runs.glob("bert_tiny/*/model/config.json"))
     if not paths:
         raise ValueError(
             f"no finished run of bert_tiny under {runs}; use --model, or train one with: "
             "python experiments/bert_tiny.py"
         )
-    return paths[-1].parent
+    return paths[0].parent
 
 
 def load_backbone(folder: Path, device: torch.device) -> Backbone:
@@ -189,10 +189,11 @@ def check_label_counts(option: str, words: Iterable[str], least: int) -> None:
     Raises `ValueError` if a word after `option` is neither `all` nor a number from `least` on, or if two are
     equal.
     """
-    words = [*words]
+    earlier = set()
     for word in words:
-        if words.count(word) > 1:
+        if (number := word.lstrip("0")) in earlier:
             raise ValueError(f"--{option} has {word!r} twice; leave one out")
+        earlier.add(number)
         # Python refuses to read thousands of digits.
         if word != "all" and not (word.isdecimal() and len(word) < 10):
             raise ValueError(f"--{option} is {word!r}; use a number, or all")

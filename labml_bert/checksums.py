@@ -128,7 +128,10 @@ def read_checked(path: Path, most: int = LARGEST_FILE) -> bytes:
     # Reading anything other than a regular file, such as a pipe, could wait forever.
     if not path.is_file():
         if path.name in read_sums(path.parent):
-            raise ValueError(f"{path} is missing or not a file; put it back, or remove its line from {SUMS}")
+            raise ValueError(
+                f"{path} is missing or not a file; put it back, or remove its line from {SUMS}, or that file "
+                "if it's the only line"
+            )
         raise FileNotFoundError(f"there is no file {path}")
     if path.stat().st_size > most:
         raise ValueError(f"{path} has more than {most:,} bytes")

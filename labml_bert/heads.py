@@ -120,7 +120,8 @@ class BertClassifier(BertForFineTuning):
     ) -> Self:
         """Works like `BertForFineTuning.from_pretrained`. By default, reads `labels` from the folder."""
         with reading(Path(folder), *MODEL_FILES) as path:
-            if not (path / "config.json").exists() and (path / "model" / "config.json").exists():
+            is_run = not (path / "config.json").exists() and (path / "model" / "config.json").exists()
+            if is_run and not new_parameters:
                 raise ValueError(f"{folder} is a run, not a classifier; train a classifier from it")
             if "labels" not in arguments:
                 arguments["labels"] = read_labels(path)

@@ -58,6 +58,10 @@ MOST_LINES, MOST_OF_A_LABEL = 3, 30
 DELIMITERS = {",": "comma", ";": "semicolon", "\t": "tab"}
 # An Excel file starts with one of these. The newer of the two formats is a zip archive.
 EXCEL = (b"PK\x03\x04", b"\xd0\xcf\x11\xe0")
+# Unicode's invisible characters outside its category Cf, such as the one that colors an emoji.
+INVISIBLE = re.compile(
+    "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]"
+)
 
 
 class LabeledRow(NamedTuple):
@@ -109,7 +113,9 @@ def fold(text: str) -> str:
     if not text.isascii():
         # Characters of this range distinguish some flags, such as those of England and Scotland.
         text = "".join(
-            c for c in text if unicodedata.category(c) != "Cf" or "\U000e0020" <= c <= "\U000e007f"
+            c
+            for c in INVISIBLE.sub("", text)
+            if unicodedata.category(c) != "Cf" or "\U000e0020" <= c <= "\U000e007f"
         )
         # Normalizing a letter with 100,000 accents would take minutes, and no language has such letters.
         groups = groupby(text, lambda c: unicodedata.combining(c) > 0)

@@ -7,6 +7,7 @@ the weights to those of this project, and checks that sizes and weights fit toge
 models from such folders."""
 
 import json
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
@@ -117,7 +118,8 @@ def check_names(
         *modules, last = name.split(".")
         # PyTorch's old functions for pruning and normalization rename a weight.
         is_renamed = last.endswith("_orig") or last in ("weight_g", "weight_v")
-        if is_renamed or any(module.startswith("_") for module in modules):
+        # The wrappers call the layer in them `_orig_mod`, `_fsdp_wrapped_module` and so on.
+        if is_renamed or any(re.fullmatch("_.*_mod(ule)?", module) for module in modules):
             raise ValueError(f"{name} is in a wrapped layer; unwrap the layer before you save the model")
         first = first_names.setdefault(id(parameter), name)
         # The file contains a tied decoder only once, as the embedding.

@@ -160,10 +160,10 @@ def main(argv: list[str] | None = None) -> None:
             with console.status("checking the text"):
                 for _ in read_files(files):
                     pass
-        total = sum(file.stat().st_size for file in files)
         tokenizer = choose_tokenizer(options, files)
         states: dict[Path, object] = {file: file_state(file) for file in files}
         hashes = {file: read_sha256(file) for file in files}
+        total = sum(file.stat().st_size for file in files)
         held_out = min(MAX_HELD_OUT, HELD_OUT_SIZE / max(total, 1))
         progress = read_progress(options.output)
         typed = [[str(file), sha256] for file, sha256 in hashes.items()]

@@ -393,7 +393,8 @@ def test_make_classifier_checks_the_labels_then_pretrains_once(tmp_path: Path) -
     (older / "config.json").touch()
     os.utime(older / "config.json", (0, 0))
     assert make("ARGS=--epochs 2") == [f"{check} --epochs 2", f"{train} --epochs 2"]
-    assert make("ARGS=--check-only") == [f"{check} --check-only"]
+    for option in ("--check-only", "--help", "-h"):
+        assert make(f"ARGS={option}") == [f"{check} {option}"]
     name = 'my "labels" `today`.csv'
     assert make(f"LABELS={name}") == [line.replace("labels.csv", name) for line in (check, train)]
 

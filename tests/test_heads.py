@@ -261,6 +261,13 @@ def test_a_new_head_on_a_model_with_another_head(tmp_path: Path) -> None:
     assert not torch.equal(classifier.classifier.weight, tagger.classifier.weight)
 
 
+def test_the_model_of_a_run_is_named(tmp_path: Path) -> None:
+    BertForMaskedLM(random_config(0)).save_pretrained(tmp_path / "model")
+    for head in (BertForSequenceClassification, BertForTokenClassification, BertForQuestionAnswering):
+        with pytest.raises(ValueError, match=f"no config.json.*use {tmp_path}/model"):
+            head.from_pretrained(tmp_path, new_parameters=NEW_PARAMETERS)
+
+
 def test_a_subclass_loads_the_folders_of_its_head(tmp_path: Path) -> None:
     class Tagger(BertForTokenClassification):
         pass

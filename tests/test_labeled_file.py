@@ -133,6 +133,7 @@ BAD_FILES = {
     "an accent after an invisible character": ("a.csv", HEADER + GOOD + "\nx,\u00e9\ny,e\u200b\u0301",
                                                "(line 23); spell them"),
     "an invisible character": ("a.csv", HEADER + GOOD + "\nx,a\u200b", "or a final .0: 'a' (lines"),
+    "a variation selector": ("a.csv", HEADER + GOOD + "\nx,\u2764\ny,\u2764\ufe0f", "(line 23); spell them"),
     "extra comma": ("a.csv", HEADER + GOOD + "\nx,a,", "line 22: expected 2 fields as in the header, got 3; "
                     "remove the extra comma at the end of the line"),
     "extra semicolon in the header": ("a.csv", "text;label;\na;b\n", "extra semicolon at the end of the h"),
@@ -158,6 +159,7 @@ BAD_FILES = {
     "empty text": ("a.csv", HEADER + GOOD + "\n ,a", "line 22: the text is empty"),
     "empty label": ("a.csv", HEADER + GOOD + "\nx,", "line 22: the label is empty"),
     "invisible label": ("a.csv", HEADER + GOOD + "\nx,\u200b", "line 22: the label is empty"),
+    "a filler as a text": ("a.csv", HEADER + GOOD + "\n\u3164,a", "line 22: the text is empty"),
     "NUL byte": ("a.csv", HEADER + GOOD + "\nx\0y,a", "line 22: the text has a NUL byte"),
     "more labels than fit in config.json": ("a.csv", HEADER + "\n".join(f"text {i},{i % 4000:я>90}"
                                             for i in range(12_000)), "4,000 labels, too many or too long"),

@@ -274,6 +274,13 @@ def test_a_model_with_a_wrapped_layer_is_not_saved(wrap, tmp_path: Path) -> None
     assert not (tmp_path / "folder").exists()
 
 
+def test_a_name_with_an_underscore_is_no_wrapper(tmp_path: Path) -> None:
+    model = BertForMaskedLM(random_config(0))
+    model._head = nn.Linear(2, 2)
+    model.save_pretrained(tmp_path)
+    assert (tmp_path / "model.safetensors").exists()
+
+
 def drop_layer(model: BertForMaskedLM) -> None:
     model.bert.encoder.layer = model.bert.encoder.layer[:-1]
 

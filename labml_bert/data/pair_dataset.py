@@ -21,7 +21,6 @@ import itertools
 import json
 import multiprocessing
 import os
-import shutil
 import stat
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator
@@ -45,6 +44,7 @@ from labml_bert.checksums import (
     list_files,
     parse_json,
     read_checked,
+    read_sums,
     write_checked,
 )
 from labml_bert.data import pair_collator, pair_shards, sentences
@@ -135,10 +135,11 @@ def build_locked(
     documents: Iterable[str], tokenizer: Tokenizer, folder: Path, arguments: DatasetArguments, processes: int
 ) -> dict[str, Any]:
     """Does the work of `build_dataset`. The caller must hold the lock of `folder`."""
+    # Files in this folder are deleted below, so it must not be a link.
+    check_own(folder / "arrow", stat.S_ISDIR)
     check_folder(folder)
     remove_partial_files(folder)
-    # Folders in this folder are deleted below, so it must not be a link.
-    check_own(folder / "arrow", stat.S_ISDIR)
+    read_sums(folder)  # If it's damaged, raise the error now and not after the build.
     tokenizer_json = tokenizer.to_str()
     code = hashlib.sha256("".join(map(inspect.getsource, MODULES)).encode()).hexdigest()
     settings = json.dumps({"code": code, "tokenizer": tokenizer_json, **asdict(arguments)})
@@ -176,10 +177,8 @@ def build_locked(
     manifest = {"fingerprint": digest, "arguments": asdict(arguments), **totals, "parts": parts}
     save_tokenizer(tokenizer, folder)
     contents = hashlib.sha256("".join(part["sha256"] for part in parts).encode()).hexdigest()
-    for old in (folder / "arrow").glob("[0-9a-f]" * 16 + "*"):
-        if old.is_dir() and not old.is_symlink() and len(old.name) == 16:
-            shutil.rmtree(old)  # from an earlier version
-        elif old.suffix == ".arrow" and old.stem != contents[:16]:
+    for old in (folder / "arrow").glob("[0-9a-f]" * 16 + ".arrow"):
+        if old.stem != contents[:16]:
             old.unlink()
     write_checked(folder / MANIFEST, json.dumps(manifest, indent=2))
     (folder / PARTS).unlink(missing_ok=True)
@@ -197,7 +196,7 @@ def check_folder(folder: Path) -> None:
     foreign = [name for name in parts if is_foreign(folder / name, MANIFEST not in names)]
     # A build writes its first part before these files, so without a part or a manifest they aren't ours.
     if not parts and not listed_hashes(folder):
-        foreign += [name for name in names if name in (*TOKENIZER_FILES, SUMS, MANIFEST)]
+        foreign += [name for name in names if name in (*TOKENIZER_FILES, SUMS, MANIFEST, "arrow")]
     if foreign:
         raise ValueError(
             f"{folder / foreign[0]} is not from an earlier build; choose another folder, or move it away"
@@ -232,7 +231,8 @@ def group_documents(documents: Iterable[str], tokenizer: Tokenizer) -> Iterator[
     texts: list[str] = []
     size = 0
     for text in documents:
-        parts = (text[start : start + 1000] for start in range(0, len(text), 1000))  # Padding isn't counted.
+        # Padding isn't counted. Space isn't either, because sentences are split from it.
+        parts = (text[start : start + 1000].strip() for start in range(0, len(text), 1000))
         if any(sum(tokenizer.encode(part, add_special_tokens=False).attention_mask) for part in parts):
             texts.append(text)
             size += len(text)
@@ -347,6 +347,7 @@ def open_dataset(folder: Path, fingerprint: str | None = None) -> "Dataset":
     remedy = "build it again with build_dataset, which keeps the intact files"
     if not manifest_file.is_file():
         raise ValueError(f"there is no finished dataset at {folder} (no {MANIFEST}); {remedy}")
+    read_sums(folder)
     try:
         manifest = parse_json(read_checked(manifest_file))
         parts, digest = manifest["parts"], manifest["fingerprint"]
@@ -375,21 +376,20 @@ def open_dataset(folder: Path, fingerprint: str | None = None) -> "Dataset":
     def is_intact() -> bool:
         return copy.is_file() and are_as_listed(arrow, [copy])
 
-    if not is_intact():
-        make_folder(arrow)
-        # Another process may be unpacking the same files.
-        with lock(folder, lambda: None, ".arrow.lock"):
-            remove_partial_files(arrow)
-            if not is_intact():
-                with whole_file(copy) as file:
-                    try:
+    try:
+        if not is_intact():
+            make_folder(arrow)
+            # Another process may be unpacking the same files.
+            with lock(folder, lambda: None, ".arrow.lock"):
+                remove_partial_files(arrow)
+                if not is_intact():
+                    with whole_file(copy) as file:
                         unpack(parquet_files, file)
-                    finally:
                         check_state()
-                list_files(arrow, [copy])
-    dataset = Dataset.from_file(str(copy))
-    check_state()
-    return dataset
+                    list_files(arrow, [copy])
+        return Dataset.from_file(str(copy))
+    finally:
+        check_state()
 
 
 def unpack(files: list[Path], copy: Path) -> None:

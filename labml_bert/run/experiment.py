@@ -52,7 +52,7 @@ from labml_bert.run.terminal import (
     masked_line,
     quote,
     results_table,
-    start_words,
+    script_words,
 )
 from labml_bert.run.threads import read_threads, time_threads
 from labml_bert.stdout import console, display_path, printable
@@ -323,7 +323,7 @@ class Run:
         save_tokenizer(text.tokenizer, self.path / "model")
         # Resuming a run that had ended changes nothing, so keep its card, which you may have edited.
         if trainer.step > self.first_step or not (self.path / "model" / "README.md").exists():
-            script = ["python", *(start_words or [f"experiments/{self.experiment}.py"]), *self.arguments()]
+            script = ["python", *script_words(self.experiment), *self.arguments()]
             write_pretraining_card(self.path / "model", script, self.describe(result))
         # The evaluations during training may have used only part of the held-out text, so track this one too.
         self.tracker.save(trainer.step, {f"result.{name}": value for name, value in result.items()})

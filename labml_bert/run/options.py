@@ -276,34 +276,39 @@ def restore_options(
         raise ValueError(f"{run_path} is a run of {values.get('experiment')}, not of {experiment}")
     kinds = get_type_hints(type(defaults))
     names = defaults.configuration().keys() & values.keys()
-    # JSON has no infinity.
-    special = {"Infinity": math.inf, "-Infinity": -math.inf, "NaN": math.nan}
+    restored = {}
     for name in names:
-        if fits(math.inf, kinds[name]) and str(values[name]) in special:
-            values = {**values, name: special[values[name]]}
-    for name in names:
-        if not fits(values[name], kinds[name]):
-            raise ValueError(f"{run_path} has {name} = {values[name]!r}, which is not valid; start a new run")
-    # JSON has no tuples, so the checkpoint contains lists.
-    restored: dict[str, Any] = {
-        name: tuple(values[name]) if get_origin(kinds[name]) is tuple else values[name] for name in names
-    }
+        try:
+            restored[name] = from_json(values[name], kinds[name])
+        except ValueError:
+            raise ValueError(
+                f"{run_path} has {name} = {values[name]!r}, which is not valid; start a new run"
+            ) from None
     return replace(defaults, **restored)
 
 
-def fits(value: object, kind: Any) -> bool:
-    """Whether a value from a checkpoint is one of the type `kind`, such as `float | None`."""
+def from_json(value: Any, kind: Any) -> Any:
+    """
+    Returns a value from a checkpoint as one of the type `kind`, such as `float | None`. JSON has neither
+    infinity nor tuples. Raises `ValueError` if the value has another type.
+    """
     origin, kinds = get_origin(kind), get_args(kind)
-    if origin is Literal:
-        return value in kinds
+    if origin is Literal and value in kinds:
+        return value
     if origin in (Union, types.UnionType):
-        return any(fits(value, one) for one in kinds)
-    if origin in (tuple, list):
-        return isinstance(value, list)
+        for one in kinds:
+            with contextlib.suppress(ValueError):
+                return from_json(value, one)
+    if origin in (tuple, list) and isinstance(value, list):
+        kinds = kinds[:1] * len(value) if origin is list or kinds[1:] == (...,) else kinds
+        return origin(from_json(item, one) for item, one in zip(value, kinds, strict=True))
+    if kind is float and value in ("Infinity", "-Infinity", "NaN"):
+        return float(value)
     # In Python, `True` is also an `int`. A `float` may be written as an `int`.
-    if isinstance(value, bool):
-        return kind is bool
-    return isinstance(value, int | float if kind is float else kind)
+    expected = (int, float) if kind is float else kind
+    if origin is None and isinstance(value, expected) and isinstance(value, bool) == (kind is bool):
+        return value
+    raise ValueError(f"{value!r} is no {kind}")
 
 
 def without_default_flags(argv: list[str], defaults: RunOptions) -> list[str]:

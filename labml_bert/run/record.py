@@ -25,6 +25,7 @@ import torch
 from labml_bert.checks import LARGEST_SIZE
 from labml_bert.checksums import file_state, parse_json, seal
 from labml_bert.files import partial_path, write_whole
+from labml_bert.run.terminal import script_words
 from labml_bert.stdout import as_operand, console, display_path, print_note
 from labml_bert.training.device import choose_precision
 
@@ -119,13 +120,13 @@ def describe_run(
     ## The start of every record
 
     Returns the command, the date and commit, the versions and the hardware. `experiment` is the path of the
-    script under `experiments`, without `.py`. `words` are the script's arguments on the command line. By
-    default, `choose_precision` chooses the `precision`.
+    script under `experiments`, without `.py`, or the name of your own script. `words` are the script's
+    arguments on the command line. By default, `choose_precision` chooses the `precision`.
     """
     precision = precision or choose_precision(device)
     return {
         "experiment": experiment.rpartition("/")[2],
-        "command": shlex.join(["python", f"experiments/{experiment}.py", *words]),
+        "command": shlex.join(["python", *script_words(experiment), *words]),
         **origin(),
         "versions": versions(),
         "hardware": hardware(device, precision),

@@ -92,6 +92,14 @@ def hide_interrupt(kind: type[BaseException], error: BaseException, trace: Trace
 start_words: list[str] = []
 
 
+def script_words(experiment: str) -> list[str]:
+    """Returns the words after `python` that start `experiment`, which may be a script of your own."""
+    ours = Path(__file__).parents[2] / "experiments" / f"{experiment}.py"
+    main = Path(getattr(sys.modules["__main__"], "__file__", None) or ours)
+    is_own = main.stem == ours.stem and main.resolve() != ours.resolve()
+    return start_words or [display_path(main) if is_own else f"experiments/{experiment}.py"]
+
+
 @contextlib.contextmanager
 def exit_cleanly(
     find_path: Callable[[], Path | None], is_resumable: Callable[[], bool], resume_options: Sequence[str] = ()

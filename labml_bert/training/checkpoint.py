@@ -320,8 +320,8 @@ def read_checkpoint(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     own, listed = state.get("tokenizer_sha256"), read_sums(path.parent).get(TOKENIZER)
     if own and listed and own != listed:
         raise ValueError(
-            f"{path} is not from the same run as {TOKENIZER}; if you changed {TOKENIZER}, remove its line "
-            f"from {SUMS}"
+            f"{path} is not from the same run as {TOKENIZER} (if you changed {TOKENIZER}, put it and {SUMS} "
+            "back as they were)"
         )
     return state, tensors
 
@@ -335,13 +335,18 @@ def find_run_folders(folders: Iterable[Path], patterns: Iterable[str]) -> list[P
     folders = list(folders)
     note_unreadable(folders)
     names = [pattern + name for pattern in patterns for name in (CHECKPOINT, PREVIOUS)]
-    files = [file for folder in folders for name in names for file in folder.glob(name)]
-    files.sort(key=lambda file: file.stat().st_mtime, reverse=True)
+    files = newest_first(file for folder in folders for name in names for file in folder.glob(name))
     # List a run only once, even if a link leads to its folder.
     folders_by_path: dict[Path, Path] = {}
     for file in files:
         folders_by_path.setdefault(file.parent.resolve(), file.parent)
     return [*folders_by_path.values()]
+
+
+def newest_first(files: Iterable[Path]) -> list[Path]:
+    """Sorts files by modification time. Leaves out files that have been deleted."""
+    times = {file: state[1] for file in files if (state := file_state(file))}
+    return sorted(times, key=lambda file: times[file], reverse=True)
 
 
 def note_unreadable(folders: Iterable[Path]) -> None:

@@ -43,7 +43,13 @@ from labml_bert.data.pair_shards import (
 )
 from labml_bert.data.paired_text import PairedText
 from labml_bert.data.sentences import split_sentences
-from labml_bert.data.tokenizers import SPECIAL_TOKENS, TOKENIZER_FILES, word_tokenizer, wordpiece_tokenizer
+from labml_bert.data.tokenizers import (
+    SPECIAL_TOKENS,
+    TOKENIZER_FILES,
+    character_tokenizer,
+    word_tokenizer,
+    wordpiece_tokenizer,
+)
 from labml_bert.mlm import IGNORE
 from tests.support.damage import flip_bit
 from tests.support.pairs import build_small_dataset
@@ -195,6 +201,15 @@ def test_text_that_yields_no_pairs_is_rejected(
         build_dataset(documents, wordpiece, tmp_path, DatasetArguments(), 1)
     with pytest.raises(ValueError, match="no finished dataset"):
         open_dataset(tmp_path)
+
+
+def test_blank_documents_do_no_harm(tmp_path: Path) -> None:
+    """For this tokenizer, blanks are tokens."""
+    documents = ["Hello there. Good bye.", "", " \n", "The sun shines. It is warm.", "\n" * 2000]
+    manifest = build_dataset(
+        documents, character_tokenizer(documents), tmp_path, DatasetArguments(max_length=64), 1
+    )
+    assert manifest["documents"] == 2 and manifest["sentences"] == 4
 
 
 def test_sentences_without_tokens_yield_no_pairs(tmp_path: Path, wordpiece: Tokenizer) -> None:
@@ -401,6 +416,20 @@ def test_a_changed_or_missing_file_is_rejected(tmp_path: Path, wordpiece: Tokeni
         open_dataset(tmp_path)
 
 
+def test_a_damaged_list_is_named_before_the_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    build_small_dataset(tmp_path)
+    (tmp_path / SUMS).write_text("damaged")
+    # Making all pairs again could take hours.
+    monkeypatch.setattr(module, "write_shards", None)
+    for call in (open_dataset, build_small_dataset):
+        with pytest.raises(ValueError, match=f"{SUMS} is damaged .*; replace or remove it"):
+            call(tmp_path)
+    monkeypatch.undo()
+    (tmp_path / SUMS).unlink()
+    build_small_dataset(tmp_path)
+    assert len(open_dataset(tmp_path)) > 0
+
+
 BUILD = """
 import json, sys
 from pathlib import Path
@@ -498,7 +527,8 @@ def test_a_small_build_starts_no_workers(
 
 
 @pytest.mark.parametrize(
-    "name", ["part-00000.parquet", "part-00007.parquet", "damaged", *TOKENIZER_FILES, SUMS, module.MANIFEST]
+    "name",
+    ["part-00000.parquet", "part-00007.parquet", "damaged", *TOKENIZER_FILES, SUMS, module.MANIFEST],
 )
 def test_files_of_another_program_stay(tmp_path: Path, wordpiece: Tokenizer, name: str) -> None:
     path = tmp_path / ("part-00000.parquet" if name == "damaged" else name)
@@ -510,6 +540,15 @@ def test_files_of_another_program_stay(tmp_path: Path, wordpiece: Tokenizer, nam
         build_dataset(texts(10), wordpiece, tmp_path, DatasetArguments(), 1)
     assert path.read_bytes() == content
     assert {file.name for file in tmp_path.iterdir()} - {".lock"} == {path.name}
+
+
+def test_a_folder_of_another_program_stays(tmp_path: Path) -> None:
+    own = tmp_path / "arrow" / "0123456789abcdef.arrow"
+    own.parent.mkdir()
+    own.write_text("mine")
+    with pytest.raises(ValueError, match="arrow is not from an earlier build; choose another folder"):
+        build_small_dataset(tmp_path)
+    assert own.read_text() == "mine"
 
 
 def test_a_part_that_cannot_be_read_stays(
@@ -645,6 +684,7 @@ def test_a_rebuild_deletes_nothing_through_a_link(tmp_path: Path) -> None:
         build_small_dataset(tmp_path / "pairs")
     assert own.is_dir()
     (tmp_path / "pairs" / "arrow").unlink()
+    build_small_dataset(tmp_path / "pairs")
     (tmp_path / "pairs" / "arrow" / "mine").mkdir(parents=True)
     build_small_dataset(tmp_path / "pairs")
     assert (tmp_path / "pairs" / "film.part").read_text() == "kept"
@@ -754,12 +794,10 @@ def test_the_copies_of_other_data_sets_and_of_killed_processes_are_deleted(tmp_p
     (copy,) = (tmp_path / "arrow").glob("*.arrow")
     other = tmp_path / "arrow" / ("0123456789abcdef" + ".arrow")
     other.write_text("rows")
-    own = tmp_path / "arrow" / "mine.arrow"
+    own = tmp_path / "arrow" / "0123456789abcdef-mine.arrow"
     own.write_text("kept")
-    folder = tmp_path / "arrow" / copy.stem
-    folder.mkdir()
     build_small_dataset(tmp_path)
-    assert copy.exists() and own.exists() and not other.exists() and not folder.exists()
+    assert copy.exists() and own.exists() and not other.exists()
     copy.rename(files.partial_path(copy))
     assert len(open_dataset(tmp_path)) > 0
     assert {path.name for path in (tmp_path / "arrow").iterdir()} == {copy.name, own.name, "SHA256SUMS"}
@@ -827,6 +865,15 @@ def test_a_build_while_the_parts_are_read_is_noticed(tmp_path: Path, monkeypatch
         open_dataset(tmp_path, fingerprint)
     build_small_dataset(tmp_path)
     assert len(open_dataset(tmp_path, fingerprint)) == count
+
+    def build_and_look(*arguments: Any) -> bool:
+        build_small_dataset(tmp_path, dupe_factor=2)
+        return True
+
+    # The build deletes the copy before it's read.
+    monkeypatch.setattr(module, "are_as_listed", build_and_look)
+    with pytest.raises(ValueError, match="were replaced while they were read; try again"):
+        open_dataset(tmp_path, fingerprint)
 
 
 def test_no_copy_is_unpacked_through_a_link(tmp_path: Path) -> None:

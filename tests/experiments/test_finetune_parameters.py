@@ -221,6 +221,7 @@ def test_the_command_and_its_record(
         (["--labels", "61"], "61 labels for the training set; it has 60"),
         (["--labels", "few"], "--labels is 'few'; use a number, or all"),
         (["--labels", "20", "20"], "--labels has '20' twice; leave one out"),
+        (["--labels", "20", "020"], "--labels has '020' twice; leave one out"),
         (["--seeds", "0"], "seeds is 0"),
         (["--model", "missing"], "missing"),
         (["--device", "tpu"], "tpu"),

@@ -19,6 +19,8 @@ class OwnOptions(RunOptions):
     dropout: float = 0
     limit: float | None = 2
     sizes: tuple[int, ...] = (1, 2)
+    scales: tuple[float, ...] | None = (1.0,)
+    ends: tuple[int, str] = (0, "")
     names: list[str] = field(default_factory=list)
     kind: Literal["a", "b"] | None = None
     fancy: bool = True
@@ -36,6 +38,8 @@ def test_a_resumed_run_gets_its_options_back() -> None:
         "dropout": 0.5,
         "limit": None,
         "sizes": (3,),
+        "scales": (-1.0, 2.0),
+        "ends": (1, "x"),
         "names": ["x"],
         "kind": "b",
         "fancy": False,
@@ -50,6 +54,9 @@ def test_a_resumed_run_gets_its_options_back() -> None:
         ("dropout", True),
         ("limit", "x"),
         ("sizes", 3),
+        ("sizes", (1, "2")),
+        ("ends", (1, 2)),
+        ("ends", (1,)),
         ("kind", "c"),
         ("fancy", 1),
         ("seed", 0.5),
@@ -105,5 +112,6 @@ def test_the_last_of_several_flags_counts(words: str) -> None:
 
 @pytest.mark.parametrize("value", [math.inf, -math.inf])
 def test_a_saved_infinity_is_restored(value: float) -> None:
-    assert restore(dropout=value, limit=value) == replace(OwnOptions(), dropout=value, limit=value)
+    changes: dict[str, Any] = {"dropout": value, "limit": value, "scales": (1.0, value)}
+    assert restore(**changes) == replace(OwnOptions(), **changes)
     assert math.isnan(restore(dropout=math.nan).dropout)

@@ -11,6 +11,7 @@ import struct
 import subprocess
 import sys
 import time
+import types
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import partial
@@ -24,6 +25,7 @@ from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
 from labml_bert import files
 from labml_bert.run import terminal
+from labml_bert.run.record import describe_run
 from labml_bert.run.terminal import (
     ProgressLine,
     exit_cleanly,
@@ -537,6 +539,26 @@ def test_a_program_that_starts_the_script_also_resumes_it(
     with pytest.raises(SystemExit), exit_cleanly(lambda: tmp_path, lambda: True):
         raise KeyboardInterrupt
     assert f" -m labml_bert.course train -- --resume {tmp_path}\n" in capsys.readouterr().out
+
+
+@pytest.mark.processes
+def test_the_command_in_a_record_starts_the_script_that_ran(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    main = types.ModuleType("__main__")
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    monkeypatch.chdir(tmp_path)
+    for script, expected in {
+        Path(terminal.__file__).parents[2] / "experiments/mlm_tiny.py": "experiments/mlm_tiny.py",
+        tmp_path / "pytest.py": "experiments/mlm_tiny.py",
+        tmp_path / "own/mlm_tiny.py": "own/mlm_tiny.py",
+    }.items():
+        main.__file__ = str(script)
+        assert terminal.script_words("mlm_tiny") == [expected]
+        command = describe_run("mlm_tiny", ["--steps", "1"], torch.device("cpu"), "float32")["command"]
+        assert command == f"python {expected} --steps 1"
+    monkeypatch.setattr(terminal, "start_words", ["-m", "labml_bert.course", "train", "--"])
+    assert terminal.script_words("mlm_tiny") == ["-m", "labml_bert.course", "train", "--"]
 
 
 def test_a_long_message_keeps_its_remedy(capsys: pytest.CaptureFixture[str]) -> None:

@@ -25,6 +25,7 @@ from labml_bert.training.checkpoint import (
     load_checkpoint,
     load_named_weights,
     named_weights,
+    newest_first,
     random_states,
     restore,
     save_checkpoint,
@@ -105,7 +106,9 @@ def test_the_checkpoint_of_another_run_is_refused(tmp_path: Path) -> None:
         train(*new_trainer(tmp_path / name))
         assert load_checkpoint(tmp_path / name)[0]["step"] == 30
     shutil.copy(tmp_path / "a" / CHECKPOINT, tmp_path / "b")
-    with pytest.raises(ValueError, match=r"is not from the same run as tokenizer.json; .*remove its line"):
+    with pytest.raises(
+        ValueError, match=r"is not from the same run as tokenizer.json .*put it and SHA256SUMS"
+    ):
         load_checkpoint(tmp_path / "b")
     (tmp_path / "b" / SUMS).write_text("damaged\n")
     with pytest.raises(ValueError, match=f"{SUMS} is damaged .*; replace or remove it$"):
@@ -348,6 +351,13 @@ def test_the_newest_run_is_found_first(tmp_path: Path) -> None:
     expected = [tmp_path / name for name in ("a/new", "b/middle", "b/old")]
     assert find_run_folders(folders, ["", "*/"]) == expected
     assert find_run_folders([tmp_path], ["*/x/*/"]) == [tmp_path / "c/x/deep"]
+    # Another program may delete a run while we list them.
+    found = [
+        tmp_path / "b/old/previous.safetensors",
+        tmp_path / "gone",
+        tmp_path / "a/new/previous.safetensors",
+    ]
+    assert newest_first(found) == [found[2], found[0]]
 
 
 def test_a_name_that_is_not_utf8_is_refused() -> None:
