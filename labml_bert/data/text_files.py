@@ -182,7 +182,7 @@ def read_files(files: Sequence[Path], position: tuple[int, int] = (0, 0)) -> Ite
 def read_documents(files: Sequence[Path], longest: int = 1_000_000) -> Iterator[str]:
     """
     Yields the text of the files as documents for `pair_dataset.build_dataset`, without holding a large file
-    in memory. A file with more than `longest` characters becomes several documents of at most that length,
+    in memory. A file of about `longest` characters or more becomes several documents of at most that length,
     each as long as possible. The file is cut at empty lines, or anywhere if there is no empty line.
 
     Raises `ValueError` if a file can't be read, or isn't UTF-8.

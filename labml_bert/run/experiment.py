@@ -379,7 +379,7 @@ class Run:
         text, trainer = self.text, self.current_trainer
         return {
             "configuration": {
-                **{name: without_folders(value) for name, value in self.configuration.items()},
+                **{name: without_folders(value) for name, value in trainer.configuration.items()},
                 "corpus": text.corpus.name,
             },
             "corpus": {

@@ -1,11 +1,13 @@
 """What surrounds a training run: its folder, its lock, `--resume`, and the example sentence."""
 
 import json
+import math
 import os
 import re
 import shutil
 import signal
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -232,6 +234,25 @@ def test_a_fingerprint_that_explodes_costs_only_itself(
     assert json.loads((tmp_path / "r.json").read_text())["fingerprints"] == {}
     (line,) = capsys.readouterr().err.splitlines()
     assert line.endswith("the record has no fingerprint: the loss of its short run explodes")
+
+
+@dataclass(frozen=True)
+class OwnOptions(mlm_tiny.Options):
+    """The options of a script that somebody wrote."""
+
+    scales: tuple[float, ...] = (1.0, math.inf)
+
+
+@pytest.mark.processes
+def test_a_record_with_infinity_is_json(
+    corpus_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    arguments = [*SMALL, "--corpus", corpus_file, "--steps", 1, "--record", "r.json"]
+    launch.launch(mlm_tiny.main, OwnOptions, [*map(str, arguments)])
+    # By default, Python also reads `Infinity`, which is no JSON.
+    record = json.loads(Path("r.json").read_text(), parse_constant=pytest.fail)
+    assert record["configuration"]["scales"] == [1.0, "Infinity"]
 
 
 @pytest.mark.processes
