@@ -58,8 +58,7 @@ MOST_LINES, MOST_OF_A_LABEL = 3, 30
 DELIMITERS = {",": "comma", ";": "semicolon", "\t": "tab"}
 # An Excel file starts with one of these. The newer of the two formats is a zip archive.
 EXCEL = (b"PK\x03\x04", b"\xd0\xcf\x11\xe0")
-# Unicode's invisible characters outside its category Cf, such as the one that colors an emoji.
-INVISIBLE = re.compile(
+INVISIBLE = re.compile(  # outside the category Cf; one of these colors an emoji
     "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]"
 )
 

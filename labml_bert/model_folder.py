@@ -118,8 +118,7 @@ def check_names(
         *modules, last = name.split(".")
         # PyTorch's old functions for pruning and normalization rename a weight.
         is_renamed = last.endswith("_orig") or last in ("weight_g", "weight_v")
-        # The wrappers call the layer in them `_orig_mod`, `_fsdp_wrapped_module` and so on.
-        if is_renamed or any(re.fullmatch("_.*_mod(ule)?", module) for module in modules):
+        if is_renamed or any(re.fullmatch("_.*_mod(ule)?", module) for module in modules):  # as `_orig_mod`
             raise ValueError(f"{name} is in a wrapped layer; unwrap the layer before you save the model")
         first = first_names.setdefault(id(parameter), name)
         # The file contains a tied decoder only once, as the embedding.

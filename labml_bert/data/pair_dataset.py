@@ -135,8 +135,7 @@ def build_locked(
     documents: Iterable[str], tokenizer: Tokenizer, folder: Path, arguments: DatasetArguments, processes: int
 ) -> dict[str, Any]:
     """Does the work of `build_dataset`. The caller must hold the lock of `folder`."""
-    # Files in this folder are deleted below, so it must not be a link.
-    check_own(folder / "arrow", stat.S_ISDIR)
+    check_own(folder / "arrow", stat.S_ISDIR)  # Files in it are deleted below.
     check_folder(folder)
     remove_partial_files(folder)
     read_sums(folder)  # If it's damaged, raise the error now and not after the build.
@@ -231,9 +230,9 @@ def group_documents(documents: Iterable[str], tokenizer: Tokenizer) -> Iterator[
     texts: list[str] = []
     size = 0
     for text in documents:
-        # Padding isn't counted. Space isn't either, because sentences are split from it.
-        parts = (text[start : start + 1000].strip() for start in range(0, len(text), 1000))
-        if any(sum(tokenizer.encode(part, add_special_tokens=False).attention_mask) for part in parts):
+        parts = (text[i : i + 1000].strip() for i in range(0, len(text), 1000))
+        encodings = (tokenizer.encode(part, add_special_tokens=False) for part in parts)
+        if any(sum(encoding.attention_mask) for encoding in encodings):  # Padding isn't counted.
             texts.append(text)
             size += len(text)
         if size >= SHARD_CHARACTERS and len(texts) > 1:
@@ -343,6 +342,7 @@ def open_dataset(folder: Path, fingerprint: str | None = None) -> "Dataset":
             raise ValueError(f"the files in {folder} were replaced while they were read; try again") from None
 
     check_utf8(folder.absolute())
+    # A build may replace the files while we read them.
     before = state()
     remedy = "build it again with build_dataset, which keeps the intact files"
     if not manifest_file.is_file():
@@ -376,10 +376,10 @@ def open_dataset(folder: Path, fingerprint: str | None = None) -> "Dataset":
     def is_intact() -> bool:
         return copy.is_file() and are_as_listed(arrow, [copy])
 
+    # Another process may be unpacking the same files.
     try:
         if not is_intact():
             make_folder(arrow)
-            # Another process may be unpacking the same files.
             with lock(folder, lambda: None, ".arrow.lock"):
                 remove_partial_files(arrow)
                 if not is_intact():

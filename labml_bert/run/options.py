@@ -289,8 +289,8 @@ def restore_options(
 
 def from_json(value: Any, kind: Any) -> Any:
     """
-    Returns a value from a checkpoint as one of the type `kind`, such as `float | None`. JSON has neither
-    infinity nor tuples. Raises `ValueError` if the value has another type.
+    Returns a value from a checkpoint as one of the type `kind`, such as `float | None`, or raises
+    `ValueError`.
     """
     origin, kinds = get_origin(kind), get_args(kind)
     if origin is Literal and value in kinds:
@@ -302,7 +302,7 @@ def from_json(value: Any, kind: Any) -> Any:
     if origin in (tuple, list) and isinstance(value, list):
         kinds = kinds[:1] * len(value) if origin is list or kinds[1:] == (...,) else kinds
         return origin(from_json(item, one) for item, one in zip(value, kinds, strict=True))
-    if kind is float and value in ("Infinity", "-Infinity", "NaN"):
+    if kind is float and value in ("Infinity", "-Infinity", "NaN"):  # JSON has no such numbers.
         return float(value)
     # In Python, `True` is also an `int`. A `float` may be written as an `int`.
     expected = (int, float) if kind is float else kind

@@ -120,8 +120,8 @@ def describe_run(
     ## The start of every record
 
     Returns the command, the date and commit, the versions and the hardware. `experiment` is the path of the
-    script under `experiments`, without `.py`, or the name of your own script. `words` are the script's
-    arguments on the command line. By default, `choose_precision` chooses the `precision`.
+    script under `experiments`, without `.py`. `words` are the script's arguments on the command line. By
+    default, `choose_precision` chooses the `precision`.
     """
     precision = precision or choose_precision(device)
     return {

@@ -93,7 +93,7 @@ start_words: list[str] = []
 
 
 def script_words(experiment: str) -> list[str]:
-    """Returns the words after `python` that start `experiment`, which may be a script of your own."""
+    """Returns the words after `python` that start `experiment` or your own script."""
     ours = Path(__file__).parents[2] / "experiments" / f"{experiment}.py"
     main = Path(getattr(sys.modules["__main__"], "__file__", None) or ours)
     is_own = main.stem == ours.stem and main.resolve() != ours.resolve()

@@ -344,7 +344,7 @@ def find_run_folders(folders: Iterable[Path], patterns: Iterable[str]) -> list[P
 
 
 def newest_first(files: Iterable[Path]) -> list[Path]:
-    """Sorts files by modification time. Leaves out files that have been deleted."""
+    """Sorts files by modification time. Leaves out deleted files."""
     times = {file: state[1] for file in files if (state := file_state(file))}
     return sorted(times, key=lambda file: times[file], reverse=True)
 
