@@ -352,12 +352,8 @@ def test_the_newest_run_is_found_first(tmp_path: Path) -> None:
     assert find_run_folders(folders, ["", "*/"]) == expected
     assert find_run_folders([tmp_path], ["*/x/*/"]) == [tmp_path / "c/x/deep"]
     # Another program may delete a run while we list them.
-    found = [
-        tmp_path / "b/old/previous.safetensors",
-        tmp_path / "gone",
-        tmp_path / "a/new/previous.safetensors",
-    ]
-    assert newest_first(found) == [found[2], found[0]]
+    old, new = tmp_path / "b/old/previous.safetensors", tmp_path / "a/new/previous.safetensors"
+    assert newest_first([old, tmp_path / "gone", new]) == [new, old]
 
 
 def test_a_name_that_is_not_utf8_is_refused() -> None:
