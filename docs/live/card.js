@@ -14,9 +14,11 @@ const CONFIGS = {
 const NUMBERS = { bert: ["layer_norm_eps"], modernbert: ["norm_eps", "global_rope_theta", "local_rope_theta"] };
 const is_count = (value) => Number.isInteger(value) && value > 0 && value < 2 ** 31;
 const is_object = (value) => value !== null && typeof value === "object" && !Array.isArray(value);
-// A point of a learning curve. The page draws a grid line for every nat, so a huge loss would freeze it.
-const is_on_curve = (steps, loss) => is_count(steps) && Number.isFinite(loss) && loss >= 0 && loss < 100;
-const is_point = (value) => Array.isArray(value) && value.length === 2 && is_on_curve(...value);
+// The page draws a grid line for every nat, so a huge loss would freeze it.
+const is_loss = (value) => Number.isFinite(value) && value >= 0 && value < 100;
+// A point of a learning curve. The curve of a model that was trained before begins at step 0.
+const is_point = (value) =>
+  Array.isArray(value) && value.length === 2 && (value[0] === 0 || is_count(value[0])) && is_loss(value[1]);
 // The page shows the same layers, heads and positions for every arm.
 const SHARED = ["num_hidden_layers", "num_attention_heads", "max_position_embeddings"];
 
@@ -103,7 +105,7 @@ function fault(card) {
   const other = SHARED.find((name) => values_of(name).size > 1);
   if (other) return `its arms have different ${other}`;
   // The page shows the moments of training only if there are several. One of a model without a run isn't known.
-  const has_moment = (one) => Number.isFinite(one.seconds) && is_on_curve(one.steps, one.loss);
+  const has_moment = (one) => Number.isFinite(one.seconds) && is_count(one.steps) && is_loss(one.loss);
   const is_checkpoint = (one) =>
     is_object(one) && Object.hasOwn(arms, one.arm) && (has_moment(one) || (checkpoints.length === 1 && one.loss === null)) &&
     [one.file, one.sha256].every((value) => typeof value === "string") &&

@@ -85,6 +85,20 @@ def test_the_export_of_a_model_without_a_run_is_read(read_card: Reader) -> None:
 
 
 @pytest.mark.processes
+def test_a_curve_may_begin_at_step_0(read_card: Reader) -> None:
+    """`continue_pretraining.py` measures the model before it trains it."""
+    card = card_with()
+    del card["sha256"]
+    curve = card["arms"]["modern"]["curve"]
+    card["arms"]["modern"]["curve"] = [[0, 3.87], *curve]
+    text = seal(json.dumps(card))
+    assert read_card(text) == {"card": json.loads(text)}
+    for point in ([-1, 3.87], [0.5, 3.87], [0, -1], [0], 0):
+        card["arms"]["modern"]["curve"] = [point, *curve]
+        assert "its curve isn't a list of points" in read_card(json.dumps(card))["error"]
+
+
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("old", "new"),
     [(b'"x"', b'"X2"'), (b'"y"', b'"\xc3\xbf"'), (b'"loss":1', b'"loss":3'), (b'"sha256"', b'"sha257"')],
