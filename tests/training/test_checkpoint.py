@@ -26,6 +26,7 @@ from labml_bert.training.checkpoint import (
     load_named_weights,
     named_weights,
     newest_first,
+    other_value_error,
     random_states,
     restore,
     save_checkpoint,
@@ -364,13 +365,22 @@ def test_a_name_that_is_not_utf8_is_refused() -> None:
 def test_a_folder_that_cannot_be_read_is_mentioned(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for name in ("a/run", "b/run"):
+    for name in ("a/run", "b/run", "c/runs/run"):
         (tmp_path / name).mkdir(parents=True)
         (tmp_path / name / CHECKPOINT).touch()
     # The superuser can read every folder, so pretend.
-    monkeypatch.setattr(os, "access", lambda path, mode: path.name != "b")
+    monkeypatch.setattr(os, "access", lambda path, mode: path.name not in ("b", "runs"))
     find_run_folders([tmp_path], ["*/*/"])
-    assert capsys.readouterr().err == f"{tmp_path / 'b'} can't be read, so it's left out; make it readable\n"
+    lines = [
+        f"{tmp_path / name} can't be read, so it's left out; make it readable" for name in ("b", "c/runs")
+    ]
+    assert capsys.readouterr().err.splitlines() == lines
+
+
+def test_an_option_is_named_as_on_the_command_line() -> None:
+    """In Python, an option such as `from` needs an underscore at the end of its name."""
+    error = other_value_error(Path("run"), "from_", 1, 2)
+    assert str(error).startswith("run was started with from = 1, not 2; leave that option out")
 
 
 def test_a_checkpoint_without_its_checksum_is_refused(tmp_path: Path) -> None:
