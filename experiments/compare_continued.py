@@ -177,6 +177,28 @@ def find_occurrences(
     return [occurrences[i * len(occurrences) // number] for i in range(number)]
 
 
+def choose_occurrences(
+    tokenizer: Tokenizer, words: list[str], corpus: Corpus, longest: int
+) -> list[Occurrence]:
+    """
+    Returns the held-out occurrences of `words` that both tokenizers encode as at most `longest` tokens.
+
+    Raises `ValueError` if there are none.
+    """
+    occurrences = [
+        occurrence
+        for occurrence in find_occurrences(add_tokens(tokenizer, words), corpus.valid, words, OCCURRENCES)
+        # With the pretrained model's tokenizer, the same text has more tokens and may not fit the model.
+        if len(tokenizer.encode(occurrence.text)) <= longest
+    ]
+    if not occurrences:
+        raise ValueError(
+            f"no occurrence of a new token in {corpus.name} fits into the model's {longest} positions; use "
+            "another text"
+        )
+    return occurrences
+
+
 @torch.no_grad()
 def predict_words(
     model: BertForMaskedLM | ModernBertForMaskedLM,
@@ -241,8 +263,8 @@ def read_curves(run_path: Path) -> dict[str, list[tuple[int, float]]]:
 
 def check_new_tokens(corpus: Corpus, old_corpus: Corpus) -> None:
     """
-    Raises `ValueError` if the held-out text has none of the new tokens, or if the old text has too many
-    different characters for the vocabulary.
+    Raises `ValueError` if none of the new tokens can be predicted in the held-out text, or if the old text
+    has too many different characters for the vocabulary.
     """
     try:
         tokenizer = wordpiece_tokenizer(old_corpus.train, PRETRAINING["vocab_size"], lowercase=False)
@@ -250,7 +272,7 @@ def check_new_tokens(corpus: Corpus, old_corpus: Corpus) -> None:
         reason = str(error).partition(";")[0]
         raise ValueError(f"the old text: {reason}; use another --old-corpus") from None
     words = frequent_split_words(tokenizer, corpus.train, NEW_TOKENS)
-    find_occurrences(add_tokens(tokenizer, words), corpus.valid, words, 1)
+    choose_occurrences(tokenizer, words, corpus, PRETRAINING["max_position_embeddings"])
 
 
 def run_seed(
@@ -262,7 +284,7 @@ def run_seed(
     Pretrains a model, and trains all variants. Returns the configuration of the pretrained model, and the
     results of this seed.
 
-    Raises `ValueError` if a text changes meanwhile, or if the new text has too few of the new tokens.
+    Raises `ValueError` if a text changes meanwhile.
     """
     script = load_script("own_language")
     values = {
@@ -278,19 +300,7 @@ def run_seed(
     start = pretrained.path / "model"
     model, tokenizer = load_model(start)
     words = write_new_tokens(tokenizer, corpus, start)
-    larger = add_tokens(tokenizer, words)
-    longest = model.config.max_position_embeddings
-    occurrences = [
-        occurrence
-        for occurrence in find_occurrences(larger, corpus.valid, words, OCCURRENCES)
-        # With the pretrained model's tokenizer, the same text has more tokens and may not fit the model.
-        if len(tokenizer.encode(occurrence.text)) <= longest
-    ]
-    if not occurrences:
-        raise ValueError(
-            f"no occurrence of a new token in {corpus.name} fits into the model's {longest} positions; use "
-            "another text"
-        )
+    occurrences = choose_occurrences(tokenizer, words, corpus, model.config.max_position_embeddings)
     rows = []
     for variant in VARIANTS:
         run_options = variant_options(options, variant, seed, start)
@@ -329,7 +339,9 @@ def run_seed(
         # A model that always predicts the most frequent of these words has this accuracy.
         "most_frequent_word": answers.most_common(1)[0][1] / len(occurrences),
         "new_tokens": {w: [tokenizer.id_to_token(i) for i in ids] for w, ids in examples.items()},
-        "held_out_tokens": [len(encode_corpus(t, corpus.valid)) for t in (tokenizer, larger)],
+        "held_out_tokens": [
+            len(encode_corpus(t, corpus.valid)) for t in (tokenizer, add_tokens(tokenizer, words))
+        ],
     }
 
 

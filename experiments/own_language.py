@@ -12,7 +12,7 @@ encoder of `modern.py`. `transformers` can load the model, a ModernBERT, from th
 Why not the original BERT? A small BERT can spend most of a short run on a [plateau](../stuck.md). [The
 chapter on this script](../own-language.md) shows a run on a German text.
 
-The script needs no settings for your language: it learns subwords from the text. Case and accents stay."""
+The script needs no settings for your language, but words need spaces between them. Case and accents stay."""
 
 import sys
 from dataclasses import dataclass, replace

@@ -154,11 +154,9 @@ def put_back(folder: Path, texts: dict[str, str]) -> dict[str, str]:
 
 @cache
 def read_checks() -> str:
-    """Returns the code of the checks. After an update of the checks, all steps have to be checked again."""
-    here = Path(__file__).parent
-    return "".join(
-        path.read_text("utf-8") for path in (here / "compare.py", *sorted(here.glob("probes/*.py")))
-    )
+    """Returns the code of the course and the originals. After an update, all steps must be checked again."""
+    course = "".join(path.read_text("utf-8") for path in sorted(Path(__file__).parent.glob("**/*.py")))
+    return course + "".join(map(read_reference, FILES))
 
 
 @cache

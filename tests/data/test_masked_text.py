@@ -34,5 +34,8 @@ def test_a_script_without_spaces_is_named_as_the_cause() -> None:
     tokenizer = wordpiece_tokenizer(["ภาษา ไทย"], 60)
     with pytest.raises(ValueError, match=r"1 tokens are \[UNK\], .* over 100 letters; put spaces between"):
         MaskedText(corpus, tokenizer, 16, 64, 16, 0.3, torch.Generator())
+    corpus = Corpus("thai", ["ภาษาไทย " * 1000], ["ภาษาไทย" * 100])
+    with pytest.raises(ValueError, match=r"most of the held-out text's 1 tokens are \[UNK\]"):
+        MaskedText(corpus, tokenizer, 16, 64, 16, 0.3, torch.Generator())
     with pytest.raises(ValueError, match="shorter than one sequence of 16"):
         MaskedText(Corpus("short", ["ภาษา"], ["ภาษา"]), tokenizer, 16, 64, 16, 0.3, torch.Generator())

@@ -1,6 +1,7 @@
 """The comparison of continued pretraining with training from scratch."""
 
 import contextlib
+import itertools
 import json
 import runpy
 from pathlib import Path
@@ -46,19 +47,6 @@ def test_occurrences_are_whole_words_in_their_context() -> None:
     assert len(many) == 7
     with pytest.raises(ValueError, match="has none of the new tokens"):
         find_occurrences(tokenizer, ["hats"], ["hat"], 9)
-
-
-def test_words_that_do_not_fit_into_the_model_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Otherwise, the error would come after the training of all models."""
-    tokenizer, run = tokenizer_of("the cat", 60), script["run_seed"]
-    config = BertConfig(60, 16, 1, 1, 16, max_position_embeddings=8)
-    corpus = Corpus("new.txt", ["abcdefghijkl"], ["abcdefghijkl"])
-    pretrained = SimpleNamespace(path=Path(), configuration={"corpus_sha256": corpus.sha256})
-    monkeypatch.setitem(run.__globals__, "load_model", lambda _: (BertForMaskedLM(config), tokenizer))
-    monkeypatch.setitem(run.__globals__, "train", lambda *_: pretrained)
-    monkeypatch.setitem(run.__globals__, "write_new_tokens", lambda *_: ["abcdefghijkl"])
-    with pytest.raises(ValueError, match=r"no occurrence of a new token in new\.txt fits"):
-        run(script["Options"](), corpus, corpus, 0)
 
 
 @pytest.mark.parametrize("name", ["corpus_sha256", "old_corpus_sha256"])
@@ -192,6 +180,19 @@ def test_a_text_without_new_tokens_is_refused_before_the_pretraining(
     assert_fails(main, [f"--corpus={new}", f"--old-corpus={old}", f"--runs={tmp_path}/runs"], message, capsys)
     old.write_text("".join(f"{chr(0x4E00 + i)}" for i in range(3000)) * 2)
     message = "the old text: vocab_size 2000 is too small for the alphabet of this text"
+    assert_fails(main, [f"--corpus={new}", f"--old-corpus={old}", f"--runs={tmp_path}/runs"], message, capsys)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_words_that_do_not_fit_into_the_model_are_refused_before_the_pretraining(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The old tokenizer splits each of these words into dozens of pieces."""
+    old, new = tmp_path / "old.txt", tmp_path / "new.txt"
+    old.write_text(small_text(600))
+    words = ["".join(letters) for letters in itertools.permutations("tacheu")][:200]
+    new.write_text("\n".join(" ".join(word * 8 for word in words[i:] + words[:i]) for i in range(40)))
+    message = "error: no occurrence of a new token in new.txt fits into the model's 64 positions"
     assert_fails(main, [f"--corpus={new}", f"--old-corpus={old}", f"--runs={tmp_path}/runs"], message, capsys)
     assert not (tmp_path / "runs").exists()
 
