@@ -67,12 +67,15 @@ class MaskedText:
                 encode_corpus(tokenizer, part) for part in (corpus.train, corpus.valid)
             )
         for ids, name in ((self.train_ids, "text"), (valid_ids, "held-out text")):
-            if len(ids) < longest and unknown_fraction(tokenizer, ids) > 0.5:
+            if len(ids) >= longest:
+                continue
+            if unknown_fraction(tokenizer, ids) > 0.5:
                 raise ValueError(
                     f"most of the {name}'s {len(ids)} tokens are [UNK], which are rare words or words of "
                     "over 100 letters; put spaces between the words, use more text, or use characters as "
                     "tokens, as mlm_tiny.py does"
                 )
+            break  # `check_lengths` names this text as too short.
         check_lengths(len(self.train_ids), len(valid_ids), longest, batch_tokens, max_position_embeddings)
         if isinstance(corpus, Corpus) and not any(map(str.strip, corpus.valid)):
             raise ValueError("the held-out tenth of the text is blank; remove blank lines, or use more text")
