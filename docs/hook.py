@@ -14,7 +14,7 @@ from mkdocs.exceptions import PluginError
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from docs.literate.prose import fold_parts, label_cells, prepare_for_search, tag_sections
+from docs.literate.prose import fold_parts, keep_options, label_cells, prepare_for_search, tag_sections
 from docs.literate.rows import PageError
 from docs.literate.site import write_site
 from docs.literate.tree import navigation
@@ -68,7 +68,7 @@ def on_pre_build(config: Any) -> None:
 
 def on_page_content(html: str, page: Any, config: Any, files: Any) -> str:
     """MkDocs calls this with the HTML of each page."""
-    return prepare_for_search(label_cells(fold_parts(html)))
+    return keep_options(prepare_for_search(label_cells(fold_parts(html))))
 
 
 def on_post_build(config: Any) -> None:

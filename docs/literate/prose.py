@@ -159,6 +159,21 @@ def prepare_for_search(html: str) -> str:
     )
 
 
+def keep_options(html: str) -> str:
+    """
+    Keeps each option in code, such as `--corpus`, on one line. Otherwise, a browser may break the line after
+    the hyphens, and readers would type a space there.
+    """
+    # Only between tags, because attributes contain options too.
+    option = re.compile(r"(?<=[\s>])--[a-z][a-z-]*(?![^\s<=])(?=[^<>]*<)")
+    return re.sub(
+        r"<code>.*?</code>",
+        lambda code: option.sub(r'<span class="option">\g<0></span>', code[0]),
+        html,
+        flags=re.S,
+    )
+
+
 def tag_sections(index: str) -> str:
     """
     Makes tags of these words in Material's search index, which is JSON. A match in a tag counts for more

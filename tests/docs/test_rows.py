@@ -16,7 +16,7 @@ from docs.figures.runs import recorded_runs
 from docs.literate.expressions import chapter, evaluate, read_glossary
 from docs.literate.names import Source, read_source, resolve
 from docs.literate.page import notebook, source_page
-from docs.literate.prose import fold_parts, label_cells, prepare_for_search, tag_sections
+from docs.literate.prose import fold_parts, keep_options, label_cells, prepare_for_search, tag_sections
 from docs.literate.rows import PageError, read_rows
 from docs.literate.samples import run_samples, update_outputs
 from docs.literate.scripts import read_script, script_rows
@@ -350,6 +350,12 @@ def test_folds_and_words_for_search() -> None:
     line = '<span id="line-0-1"><span class="kn">import</span> <span class="nn">torch</span>\n</span>'
     assert prepare_for_search(line).count("<span data-search-exclude") == 2
     assert prepare_for_search(line.replace("kn", "k")) == line.replace("kn", "k")
+
+
+def test_an_option_stays_on_one_line() -> None:
+    html = '<p>--a</p><code><i title="x --b y">run</i> --to-c=web --D --e\n--f</code>'
+    kept = html.replace("--to-c", "<o>--to-c</o>").replace("--e\n--f", "<o>--e</o>\n<o>--f</o>")
+    assert keep_options(html) == kept.replace("<o>", '<span class="option">').replace("</o>", "</span>")
 
 
 def test_the_words_of_a_search_comment_become_tags() -> None:
