@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from labml_bert.files import write_whole
+from labml_bert.stdout import is_visible
 
 # A pretraining loss above this fraction of the unigram baseline's loss is hardly better than counting tokens.
 HARDLY_BETTER = 0.95
@@ -24,7 +25,7 @@ HARDLY_BETTER = 0.95
 
 def inline_code(value: object) -> str:
     """Formats a value as inline code in Markdown. Replaces characters that can't be printed with `?`."""
-    text = "".join(c if c.isprintable() else "?" for c in str(value))
+    text = "".join(c if is_visible(c) else "?" for c in str(value))
     # The code is between two equal rows of backticks, longer than any in the text. If the text starts or ends
     # with a backtick, Markdown needs a space in between.
     fence = "`" * (1 + max(map(len, re.findall("`+", text)), default=0))
@@ -34,7 +35,7 @@ def inline_code(value: object) -> str:
 
 def escape(text: str) -> str:
     """Escapes common special characters of Markdown and HTML. Replaces what can't be printed with `?`."""
-    return "".join(f"\\{c}" if c in "\\`*_[]<>#" else c if c.isprintable() else "?" for c in text)
+    return "".join(f"\\{c}" if c in "\\`*_[]<>#" else c if is_visible(c) else "?" for c in text)
 
 
 def quote(word: str) -> str:

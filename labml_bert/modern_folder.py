@@ -120,7 +120,10 @@ def read_config(folder: Path) -> ModernBertConfig:
     if layers is not None and layers != [
         LAYER_TYPES[config.is_global(i)] for i in range(config.num_hidden_layers)
     ]:
-        raise ValueError(f"{path} has layer_types without a fixed period, which is not supported")
+        raise ValueError(
+            f"{path} has other layer_types than a global layer first and then at a fixed interval; "
+            "only these are supported"
+        )
     return config
 
 

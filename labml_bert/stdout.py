@@ -45,6 +45,8 @@ REMEDIES = {
 }
 # In a narrower terminal, Rich would leave out whole columns of a table. We let the terminal wrap the lines.
 FEWEST_COLUMNS = 40
+# The joiners in words of Persian and Hindi, and the spaces of French and Japanese.
+JOINERS_AND_SPACES = "\u200c\u200d\u00a0\u2009\u202f\u3000"
 # Under torchrun, only rank zero prints.
 is_silent = "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("RANK", "0") != "0"
 
@@ -248,10 +250,20 @@ def hide_stderr() -> Iterator[None]:
             os.close(nowhere)
 
 
+def is_visible(character: str) -> bool:
+    """Whether a text shows a character as it is. To Python, some joiners and spaces aren't printable."""
+    return character.isprintable() or character in JOINERS_AND_SPACES
+
+
 def printable(token: str | None) -> str:
-    """A token in printable characters: line ends become visible, and what can't be shown becomes `?`."""
+    """
+    A token or a text in printable characters: line ends become visible, and what can't be shown becomes `?`,
+    as does a joiner or a space of `JOINERS_AND_SPACES` that is alone.
+    """
     token = "?" if token is None else token
     if is_ascii_only():
         token = token.encode("ascii", "replace").decode()
     line_end = "|" if is_ascii_only() else "⏎"
-    return "".join(c if c.isprintable() else line_end if c == "\n" else "?" for c in token)
+    if token in JOINERS_AND_SPACES:
+        return "?" * len(token)
+    return "".join(c if is_visible(c) else line_end if c == "\n" else "?" for c in token)

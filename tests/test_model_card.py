@@ -62,6 +62,7 @@ def test_the_card_of_a_classifier(tmp_path: Path) -> None:
 
 def test_names_cannot_break_the_card(tmp_path: Path) -> None:
     assert inline_code("a\nc\x1b[0m") == "`a?c?[0m`"
+    assert inline_code("می\u200cخواهم") == "`می\u200cخواهم`"
     # In Markdown, these are a`b, `a, a``b`c and ``.
     assert inline_code("a`b") == "``a`b``" and inline_code("`a") == "`` `a ``"
     assert inline_code("a``b`c") == "```a``b`c```" and inline_code("``") == "``` `` ```"

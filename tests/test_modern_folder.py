@@ -109,7 +109,7 @@ def damaged(folder: Path, **changes: object) -> Path:
         ({"rope_parameters": {}}, "rope_parameters has no rope_theta for full_attention"),
         ({"layer_types": []}, "layer_types has 0 entries, but num_hidden_layers is 3"),
         ({"norm_eps": True}, "norm_eps is True; it must be a number"),
-        ({"layer_types": ["sliding_attention"] * 3}, "without a fixed period"),
+        ({"layer_types": ["sliding_attention"] * 3}, "global layer first and then at a fixed"),
         ({"sliding_window": 4}, "sliding_window 4, which is not half of local_attention"),
     ],
 )

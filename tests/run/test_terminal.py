@@ -34,7 +34,7 @@ from labml_bert.run.terminal import (
     print_last,
     read_standard_input,
 )
-from labml_bert.stdout import OneLineParser, PersistentConsole, console, display_path, print_note
+from labml_bert.stdout import OneLineParser, PersistentConsole, console, display_path, print_note, printable
 from labml_bert.training.checkpoint import CHECKPOINT, load_checkpoint
 from tests.support.runs import ROOT, SMALL, command, run, stop_with_ctrl_c
 
@@ -78,6 +78,14 @@ def test_a_name_cannot_control_the_terminal(capsys: pytest.CaptureFixture[str]) 
     assert len(capsys.readouterr().err.splitlines()) == 2
     for text in (capture.get(), error, note):
         assert not {"\x1b", "\x07", "\u202e"} & {*text}
+
+
+def test_words_and_spaces_of_other_languages_are_printed() -> None:
+    """Persian and Hindi join letters with characters that Python doesn't call printable, and so do emoji."""
+    for text in ("می\u200cخواهم", "क्\u200dष", "👩\u200d💻", "Ça va\u202f?", "そう\u3000か"):
+        assert printable(text) == text
+    assert printable("a\x1b\u200e\xad\nb") == "a???⏎b"
+    assert printable("\u200c") == printable("\xa0") == "?", "alone, they would be invisible"
 
 
 @pytest.mark.processes
