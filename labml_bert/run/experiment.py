@@ -445,6 +445,6 @@ def lock_run(run_path: Path) -> contextlib.AbstractContextManager[object]:
     except BlockingIOError:
         raise ValueError(f"another process is training in {run_path}; wait until it ends") from None
     except OSError as error:
-        raise ValueError(
-            f"cannot write to {run_path}: {error.strerror}; make it writable, or copy it and resume the copy"
-        ) from None
+        # Of a lock that isn't ours, the message says what to do.
+        reason = error.strerror and f"{error.strerror}; make it writable, or copy it and resume the copy"
+        raise ValueError(f"cannot write to {run_path}: {reason or error}") from None

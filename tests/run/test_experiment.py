@@ -360,6 +360,10 @@ def test_a_run_is_locked_and_its_partial_files_are_removed(tmp_path: Path) -> No
         with pytest.raises(ValueError, match=r"another process is training in .*; wait until it ends"):
             lock_run(tmp_path)
     lock_run(tmp_path).__exit__(None, None, None)
+    (tmp_path / ".lock").write_text("kept")
+    with pytest.raises(ValueError, match=r"lock is not ours, because it is not empty; move it, or choose"):
+        lock_run(tmp_path)
+    assert (tmp_path / ".lock").read_text() == "kept"
 
 
 @pytest.mark.parametrize("name", [".lock", METRICS, "model"])
