@@ -363,10 +363,10 @@ def check_row(row: dict[str, Any], line: int) -> LabeledRow:
             raise ValueError(
                 f"line {line}: the {name} is {printable(repr(value)[:40])}, not a string; write it in quotes"
             )
-        if not fold(value):
-            raise ValueError(f"line {line}: the {name} is empty; fill it in, or remove the row")
         if "\0" in value or not is_utf8(value):
             raise ValueError(f"line {line}: the {name} has a NUL byte or half a character; remove it")
+        if not fold("".join(c for c in value if unicodedata.category(c) != "Cc")):
+            raise ValueError(f"line {line}: the {name} is empty; fill it in, or remove the row")
         values[name] = value
     label = values["label"].strip()
     if len(label) > LONGEST_LABEL:

@@ -83,7 +83,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "files": set(),
     "stdout": set(),
     "labeled_text": set(),
-    "model_card": {"files"},
+    "model_card": {"files", "stdout"},
     "checks": {"stand-alone"},
     "checksums": {"files"},
     "model_folder": BASE,

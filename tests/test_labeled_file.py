@@ -159,6 +159,7 @@ BAD_FILES = {
     "empty text": ("a.csv", HEADER + GOOD + "\n ,a", "line 22: the text is empty"),
     "empty label": ("a.csv", HEADER + GOOD + "\nx,", "line 22: the label is empty"),
     "invisible label": ("a.csv", HEADER + GOOD + "\nx,\u200b", "line 22: the label is empty"),
+    "control characters": ("a.csv", HEADER + GOOD + "\n\x01 \x1b,a", "line 22: the text is empty"),
     "a filler as a text": ("a.csv", HEADER + GOOD + "\n\u3164,a", "line 22: the text is empty"),
     "NUL byte": ("a.csv", HEADER + GOOD + "\nx\0y,a", "line 22: the text has a NUL byte"),
     "more labels than fit in config.json": ("a.csv", HEADER + "\n".join(f"text {i},{i % 4000:я>90}"

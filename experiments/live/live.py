@@ -59,7 +59,7 @@ from labml_bert.modern import ModernBertForMaskedLM
 from labml_bert.run.experiment import Run
 from labml_bert.run.fingerprint import Fingerprint, take_fingerprint
 from labml_bert.run.launch import launch
-from labml_bert.run.options import OPERATIONAL, RunOptions
+from labml_bert.run.options import OPERATIONAL, RunOptions, check_outputs
 from labml_bert.run.record import write_record
 from labml_bert.run.terminal import not_yet_written
 from labml_bert.stdout import console, display_path, explain
@@ -369,6 +369,7 @@ def main(run: Run, options: Options) -> None:
     if options.resume:
         raise ValueError("the weights of the earlier moments are lost; start over, without --resume")
     check_single_process()
+    check_outputs(options, ["output"])
     for arm in ARMS:
         make_model(arm, arm_options(arm, options), vocab_size=10)  # refuses sizes before the first run
     folder = prepare_folder(options.output, "model.json", *weights_names(*ARMS))

@@ -175,8 +175,8 @@ class Trainer:
         loop in lockstep, and all of them must draw the same batches.
 
         In a run with a folder, Ctrl-C, SIGTERM and SIGHUP finish the step, save a checkpoint and raise
-        `KeyboardInterrupt`. Raises `NonFiniteLossError` if a loss or a gradient isn't finite (except for
-        overflows in float16), or if a loss reaches `largest_loss`. Raises `ValueError` for other fractions.
+        `KeyboardInterrupt`. So only one such loop may run at a time. Raises `ValueError` for other fractions,
+        and `NonFiniteLossError` if a loss or gradient isn't finite or a loss reaches `largest_loss`.
         """
         evaluate_at = sorted(evaluate_at)
         if not all(0 <= point <= 1 for point in evaluate_at):

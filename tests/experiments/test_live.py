@@ -454,6 +454,10 @@ def test_a_text_that_disappears_between_the_runs(
     ("arguments", "message"),
     [
         (["--output", "text.txt"], "cannot write to text.txt"),
+        (
+            ["--corpus", "texts", "--output", "texts/web"],
+            "among the texts; choose another path with --output",
+        ),
         (["--schedule", "32,8"], "lengths must increase"),
         (
             ["--max-position-embeddings", "16", "--schedule", "8"],
@@ -477,6 +481,8 @@ def test_bad_input_gets_one_line_and_exit_code_2(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "text.txt").write_text(small_text(100))
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "text.txt").write_text(small_text(100))
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "model.json").write_text('{"format": "layers-model"}')
     (tmp_path / "folder" / "modern-2.bin").mkdir(parents=True)
