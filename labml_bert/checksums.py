@@ -32,6 +32,18 @@ SUMS = "SHA256SUMS"
 LARGEST_FILE = 1_000_000_000
 
 
+def check_readable(path: Path) -> None:
+    """
+    Raises `ValueError` if the file can't be opened. Such a file isn't necessarily damaged. It may belong to
+    another user.
+    """
+    try:
+        with open(path, "rb"):
+            pass
+    except OSError as error:
+        raise unreadable(path, error.strerror) from None
+
+
 def read_sums(folder: Path) -> dict[str, str]:
     """
     The sha256 of each file that `SHA256SUMS` lists, by name. Empty if the folder has no `SHA256SUMS`.

@@ -22,6 +22,7 @@ from labml_bert.bert import BertConfig
 from labml_bert.checks import check_config
 from labml_bert.checksums import (
     check_digest,
+    check_readable,
     file_sha256,
     parse_json,
     read_checked,
@@ -280,6 +281,7 @@ def read_safetensors(folder: Path) -> dict[str, Tensor]:
         if (folder / "model.safetensors.index.json").is_file():
             raise ValueError(f"the weights in {folder} are in several files; save the model in one")
         raise ValueError(f"there are no weights in {folder} (no model.safetensors); use another folder")
+    check_readable(path)
     try:
         # If the size of the file is wrong, this fails at once. Hashing a huge file takes minutes.
         tensors = files.read_tensors(path)[0]

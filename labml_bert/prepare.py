@@ -51,6 +51,7 @@ from labml_bert.data.token_files import (
 )
 from labml_bert.data.tokenizers import adds_cls_sep, load_tokenizer, unknown_fraction, wordpiece_tokenizer
 from labml_bert.files import check_utf8
+from labml_bert.model_folder import read_json
 from labml_bert.run.terminal import command, describe_unknown, exit_on_bad_input, header
 from labml_bert.stdout import OneLineParser, console, display_path
 from labml_bert.training.checkpoint import CHECKPOINT
@@ -217,11 +218,22 @@ def main(argv: list[str] | None = None) -> None:
     # If the folder has the name of a built-in text, `--corpus` would choose that text.
     path = f"./{path}" if path in NAMES else path
     words = ["-m", "experiments.own_language"]
-    model = options.tokenizer
-    if model is not None and any((model / name).is_file() for name in ("model.safetensors", CHECKPOINT)):
-        words = ["-m", "experiments.continue_pretraining", "--from", display_path(model)]
+    if options.tokenizer is not None and has_masked_lm(options.tokenizer):
+        words = ["-m", "experiments.continue_pretraining", "--from", display_path(options.tokenizer)]
     example = command(*words, "--corpus", path)
     console.print(f"  {example}\n")
+
+
+def has_masked_lm(folder: Path) -> bool:
+    """Whether the folder is a run, or has a model that predicts masked tokens. A classifier does not."""
+    if (folder / CHECKPOINT).is_file():
+        return True
+    try:
+        (kind,) = read_json(folder).get("architectures", [""])
+    except (ValueError, TypeError):
+        return False
+    is_masked_lm = kind in ("BertForMaskedLM", "BertForPreTraining", "ModernBertForMaskedLM")
+    return is_masked_lm and (folder / "model.safetensors").is_file()
 
 
 if __name__ == "__main__":

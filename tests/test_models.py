@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import dataclasses
+import io
 import itertools
 import math
 import os
@@ -612,6 +613,23 @@ def test_inconsistent_folders_are_rejected(case: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=words) as error_info:
         BertForMaskedLM.from_pretrained(folder)
     assert "\n" not in str(error_info.value)
+
+
+def test_weights_that_cannot_be_opened_are_not_called_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    random_model("bert", vocab_size=20, seed=0).save_pretrained(tmp_path)
+
+    original = open
+
+    def refuse(path: Path, *arguments: object, **options: object) -> io.IOBase:
+        if Path(path).suffix == ".safetensors":
+            raise PermissionError(13, "Permission denied", str(path))
+        return original(path, *arguments, **options)  # type: ignore[call-overload, no-any-return]
+
+    monkeypatch.setattr("builtins.open", refuse)
+    with pytest.raises(ValueError, match=r"^cannot read .*safetensors: Permission denied; make it readable$"):
+        BertForMaskedLM.from_pretrained(tmp_path)
 
 
 def test_a_configuration_that_cannot_be_read_is_not_called_missing(

@@ -6,10 +6,10 @@ the option's default. The docstring below the field explains the value, and is a
 [tyro](https://github.com/brentyi/tyro) reads the fields and the docstrings. So each value and its explanation
 are written only once, in the script that uses the value.
 
-Your own script adds `schedule`, and can add other fields to `RunOptions`: numbers, texts, flags, `Literal`
-choices, tuples of these, or optional numbers and texts. A field of another type, such as a path, must be
-marked as `OPERATIONAL`, and then it isn't saved with the run. Don't call a field `experiment` or `model`: the
-checkpoint uses these names itself."""
+Your own script adds `schedule` and `batch_tokens`, and can add other fields to `RunOptions`: numbers, texts,
+flags, `Literal` choices, tuples of these, or optional numbers and texts. A field of another type, such as a
+path, must be marked as `OPERATIONAL`, and then it isn't saved with the run. Don't call a field `experiment`
+or `model`: the checkpoint uses these names itself."""
 
 import contextlib
 import errno

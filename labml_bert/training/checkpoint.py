@@ -19,12 +19,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from labml_bert.checksums import SUMS, file_state, parse_json, read_sums, sums_for_saving
+from labml_bert.checksums import SUMS, check_readable, file_state, parse_json, read_sums, sums_for_saving
 from labml_bert.files import (
     check_utf8,
     is_unreadable_folder,
     read_tensors,
-    unreadable,
     whole_file,
     write_tensors,
 )
@@ -263,12 +262,7 @@ def load_checkpoint(run_path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         raise ValueError(
             f"there is no run at {run_path} (no {CHECKPOINT}); use the folder that a run printed"
         )
-    try:
-        # A file that can't be opened isn't necessarily damaged. It may belong to another user.
-        with open(path, "rb"):
-            pass
-    except OSError as error:
-        raise unreadable(path, error.strerror) from None
+    check_readable(path)
     # Raise the error of a damaged `SHA256SUMS` here. Its remedy isn't a new run.
     read_sums(run_path)
     state = file_state(path)

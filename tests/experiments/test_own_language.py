@@ -11,6 +11,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from experiments import own_language
 from labml_bert import fill_mask, prepare
+from labml_bert.checksums import SUMS
 from labml_bert.data.corpora import Corpus
 from labml_bert.data.masked_text import MaskedText
 from labml_bert.data.token_files import TokenizedCorpus
@@ -202,6 +203,11 @@ def test_a_model_fits_the_tokenizer_of_prepared_tokens(
     assert (batches[0]["input_ids"][:, 0] == 3).all() == adds_cls_sep
     prepare.main(["text.txt", "--output=more", f"--tokenizer={folder / 'model'}"])
     assert "-m experiments.continue_pretraining --from logs/" in capsys.readouterr().out
+    path = folder / "model" / "config.json"
+    path.write_text(path.read_text("utf-8").replace("ForMaskedLM", "ForSequenceClassification"), "utf-8")
+    (path.parent / SUMS).unlink()
+    prepare.main(["text.txt", "--output=again", f"--tokenizer={folder / 'model'}"])
+    assert "-m experiments.own_language --corpus again" in capsys.readouterr().out
 
 
 def test_prepared_tokens_keep_their_tokenizer(tmp_path: Path) -> None:
