@@ -316,7 +316,12 @@ def ranks(similarities: Tensor) -> Tensor:
     Query `i` asks for candidate `i`. From the similarities of all queries and candidates, `(Q, C)`, this
     returns the rank of each query's candidate, `(Q)`. Rank 1 is the best. Any other candidate with an equal
     similarity counts as better. So if a model finds all candidates equally similar, every rank is the worst.
+
+    Raises `ValueError` if there are more queries than candidates.
     """
+    if similarities.size(0) > similarities.size(1):
+        shape = tuple(similarities.shape)
+        raise ValueError(f"the similarities have the shape {shape}; each query needs a candidate of its own")
     targets = similarities.diagonal()[:, None]  # (Q, 1)
     return similarities.size(1) - (similarities < targets).sum(1)  # (Q)
 

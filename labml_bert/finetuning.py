@@ -150,13 +150,16 @@ def collate_rows(rows: Sequence[Row], device: torch.device, pad_token_id: int = 
 
 
 def check_rows(model: BertPreTrainedModel, rows: Sequence[Row]) -> None:
-    """Raises `ValueError` if a row has too many tokens or an id that the model can't embed."""
+    """Raises `ValueError` if a row has no tokens, too many, other token types, or an id out of range."""
     config = model.config
     sizes = {"input_ids": config.vocab_size, "token_type_ids": config.type_vocab_size}
     for i, row in enumerate(rows):
         T, positions = len(row.input_ids), config.max_position_embeddings
         if positions < T:
             raise ValueError(f"row {i} has {T} tokens; the model has {positions} positions, so shorten it")
+        if not T or len(row.token_type_ids) != T:
+            types = len(row.token_type_ids)
+            raise ValueError(f"row {i} has {T} tokens and {types} token types; use at least one, and as many")
         for name, size in sizes.items():
             if wrong := [number for number in getattr(row, name) if not 0 <= number < size]:
                 raise ValueError(f"{name} of row {i} has {wrong[0]}; the model needs numbers below {size}")
@@ -199,7 +202,7 @@ def choose_learning_rate(
     `train_and_predict` raises `NonFiniteLossError`, the learning rate is too high, and it gets the lowest
     possible score.
 
-    Raises `ValueError` if there are fewer than five examples.
+    Raises `ValueError` if there are fewer than five examples, or no learning rates.
     """
 
     def attempt(learning_rate: float, train: list[Example], validation: list[Example]) -> Tensor:

@@ -94,8 +94,10 @@ def choose_hyperparameter(
     validation)` must train a model on the rest and return its logits for the validation texts, `(N, K)`.
     Returns the candidate with the highest accuracy on these texts or, in a tie, with the lowest loss.
 
-    Raises `ValueError` if there are fewer than five examples.
+    Raises `ValueError` if there are fewer than five examples, or no candidates.
     """
+    if not candidates:
+        raise ValueError("there are no candidates; pass at least one")
     if len(examples) < 5:
         raise ValueError(f"{len(examples)} labeled texts cannot be split for validation; use at least 5")
     generator = torch.Generator().manual_seed(seed)

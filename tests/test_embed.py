@@ -282,6 +282,8 @@ def test_ranks_by_hand() -> None:
     mrr, recall = mrr_and_recall(ranks(similarities), 2)
     assert mrr == pytest.approx((1 + 1 / 2 + 1 / 3) / 3) and recall == pytest.approx(2 / 3)
     assert ranks(torch.full((2, 2), math.nan)).tolist() == [2, 2]
+    with pytest.raises(ValueError, match=r"shape \(3, 1\); each query needs a candidate of its own"):
+        ranks(torch.ones(3, 1))
 
 
 def save_model(folder: Path) -> Model:

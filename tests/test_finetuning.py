@@ -215,6 +215,8 @@ def test_choosing_a_hyperparameter_uses_each_example_once() -> None:
     assert sorted([*rest, *fifth]) == sorted(examples)
     with pytest.raises(ValueError, match="4 labeled texts cannot be split"):
         choose_hyperparameter([1.0], examples[:4], predict_fifth)
+    with pytest.raises(ValueError, match="there are no candidates; pass at least one"):
+        choose_hyperparameter([], examples, predict_fifth)
 
 
 def test_a_learning_rate_at_which_the_loss_explodes_is_not_chosen() -> None:
@@ -415,6 +417,14 @@ def test_a_row_that_is_longer_than_the_model_is_rejected() -> None:
     count = TEXTS.config.max_position_embeddings + 1
     with pytest.raises(ValueError, match=f"row 0 has {count} tokens; the model has {count - 1} positions"):
         fine_tune(TEXTS, [Row([2] * count, [0] * count, {"labels": 0})], 1e-3)
+
+
+@pytest.mark.parametrize(("ids", "types"), [(0, 0), (0, 1), (3, 2), (3, 4)])
+def test_a_row_needs_one_type_per_token(ids: int, types: int) -> None:
+    row = Row([2] * ids, [0] * types, {"labels": 0})
+    for use in (lambda rows: fine_tune(TEXTS, rows, 1e-3), lambda rows: predict(TEXTS, rows)):
+        with pytest.raises(ValueError, match=f"row 1 has {ids} tokens and {types} token types"):
+            use([Row([2, 4, 3], [0] * 3, {"labels": 0}), row])
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -188,7 +188,7 @@ class Run:
                 append_metrics(path, trainer.step, {"seconds": trainer.seconds})
             tracker = Tracker(path, self.configuration, is_local=self.on_report is not None)
             self.tracker = self.resources.enter_context(tracker)
-        self.resources.enter_context(self.progress.live(trainer.progress))
+        self.resources.enter_context(self.progress.live(trainer.progress, trainer.step, trainer.seconds))
         self.current_trainer = trainer
         return trainer
 
@@ -252,11 +252,11 @@ class Run:
             self.text.corpus.check_unchanged()
         held_out = {f"valid.{key}": value for key, value in (report.evaluation or {}).items()}
         tokens = tokens_per_step(self.text.batch_tokens, report.length)
-        speed = self.progress.tokens_per_second(report, tokens)
+        speed = self.progress.speed(report, tokens)
         learning_rate = self.current_trainer.optimizers[0].param_groups[0]["learning_rate"]
-        others = {"learning_rate": learning_rate, "length": report.length, "tokens_per_second": speed}
+        others = {"learning_rate": learning_rate, "length": report.length, **speed}
         self.tracker.save(report.step, {"seconds": report.seconds, **report.metrics, **others, **held_out})
-        self.progress.show(report, speed)
+        self.progress.show(report, **speed)
         if console.quiet:
             # The output can't be written anymore. Stop the loop as Ctrl-C does, so that the run is saved.
             self.current_trainer.stop_signal = signal.SIGINT

@@ -315,7 +315,6 @@ class ProgressLine:
 
     def __init__(self, minutes: float | None):
         self.minutes = minutes
-        self.last: Report | None = None
         self.last_print = time.monotonic() - 10
         columns = (
             TextColumn("  {task.percentage:3.0f}%"),
@@ -326,37 +325,36 @@ class ProgressLine:
         self.task = self.progress.add_task("", total=1.0)
 
     @contextlib.contextmanager
-    def live(self, progress: float = 0.0) -> Iterator[None]:
-        """
-        Shows the bar while the block runs, if the output is a terminal. A resumed run starts at `progress`.
-        """
+    def live(self, progress: float = 0.0, step: int = 0, seconds: float = 0.0) -> Iterator[None]:
+        """Shows the bar while the block runs, if the output is a terminal. A resumed run starts later."""
+        self.step, self.seconds = step + 1, seconds  # the clock starts at the end of the first step
         state = "starting" if progress < 1 else "finished"
         self.progress.update(self.task, completed=progress, description=state)
         with self.progress if console.is_terminal else contextlib.nullcontext():
             yield
 
-    def tokens_per_second(self, report: Report, tokens_per_step: int) -> float:
-        """Returns the tokens per second since the last call of `show`, or since step 0 if there was none."""
-        before = self.last or Report(0, 0.0, 0.0, {}, None, 0)
-        elapsed = report.seconds - before.seconds
-        return (report.step - before.step) * tokens_per_step / elapsed if elapsed > 0 else 0.0
+    def speed(self, report: Report, tokens_per_step: int) -> dict[str, float]:
+        """Returns the `tokens_per_second` since the last report, except after the first step."""
+        steps, elapsed = report.step - self.step, report.seconds - self.seconds
+        self.step, self.seconds = report.step, report.seconds
+        return {"tokens_per_second": steps * tokens_per_step / elapsed} if steps and elapsed > 0 else {}
 
-    def show(self, report: Report, tokens_per_second: float) -> None:
+    def show(self, report: Report, tokens_per_second: float | None = None) -> None:
         """Updates the bar with a report from the trainer, or prints a line if one is due."""
         progress = max(report.progress, 1e-9)
         left = (
             self.minutes * 60 * (1 - progress) if self.minutes else report.seconds * (1 - progress) / progress
         )
         metrics = report.metrics
+        speed = "" if tokens_per_second is None else f"{tokens_per_second / 1000:.1f}k tok/s  "
         text = (
             f"loss {metrics['loss']:.3f}  acc {metrics['accuracy']:.0%}  length {report.length}  "
-            f"{tokens_per_second / 1000:.1f}k tok/s  {int(left) // 60}:{int(left) % 60:02d} left"
+            f"{speed}{int(left) // 60}:{int(left) % 60:02d} left"
         )
         self.progress.update(self.task, completed=report.progress, description=text)
         if not console.is_terminal and time.monotonic() - self.last_print >= 10:
             console.print(f"  {report.progress:4.0%}  {text}")
             self.last_print = time.monotonic()
-        self.last = report
 
 
 def filled_lines(

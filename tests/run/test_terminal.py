@@ -36,6 +36,7 @@ from labml_bert.run.terminal import (
 )
 from labml_bert.stdout import OneLineParser, PersistentConsole, console, display_path, print_note, printable
 from labml_bert.training.checkpoint import CHECKPOINT, load_checkpoint
+from labml_bert.training.trainer import Report
 from tests.support.runs import ROOT, SMALL, command, run, stop_with_ctrl_c
 
 # Windows has no pseudo-terminals.
@@ -247,6 +248,19 @@ def test_the_bar_of_a_resumed_run_starts_where_the_run_stopped(progress: float, 
     with line.live(progress):
         (task,) = line.progress.tasks
         assert (task.completed, task.description) == (progress, state)
+
+
+@pytest.mark.parametrize("step", [0, 40])
+def test_the_speed_counts_only_steps_that_were_timed(step: int) -> None:
+    """The clock starts at the end of the first step, and so it does again after a resume."""
+    line = ProgressLine(None)
+    reports = [Report(step + n, 0.5, 6.0 + n, {"loss": 1.0, "accuracy": 0.5}, None, 8) for n in (1, 3, 4)]
+    with line.live(0.5, step, 7.0):
+        assert [line.speed(report, 100) for report in reports] == [{}, *[{"tokens_per_second": 100.0}] * 2]
+        line.show(reports[0])
+        assert "tok/s" not in line.progress.tasks[0].description
+        line.show(reports[1], 1300.0)
+        assert "1.3k tok/s" in line.progress.tasks[0].description
 
 
 @pytest.mark.parametrize(("term", "is_terminal"), [("xterm", True), ("dumb", False), ("unknown", False)])

@@ -976,6 +976,26 @@ def test_an_incompletely_written_checkpoint_is_not_loaded(
     assert load_checkpoint(tmp_path / "run")[0]["step"] == 30
 
 
+@pytest.mark.processes
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows can't fork a process")
+def test_a_forked_process_ends_at_sigterm(tmp_path: Path) -> None:
+    """Otherwise a worker that a script starts in its loop could never be stopped."""
+    trainer, _ = new_trainer(tmp_path, steps=1)
+    before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    with trainer.stoppable():
+        child = os.fork()
+        while not child:
+            time.sleep(5)
+            os._exit(0)
+        os.kill(child, signal.SIGINT)  # Ctrl-C reaches the workers too, and the loop still needs them
+        time.sleep(0.2)
+        assert os.waitpid(child, os.WNOHANG) == (0, 0)
+        os.kill(child, signal.SIGTERM)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGTERM
+    signal.signal(signal.SIGTERM, before)
+    assert trainer.stop_signal is None
+
+
 # Forks a child for each line of input, so that the slow imports happen only once.
 SAVE_FOREVER = """
 import os, sys, torch
